@@ -32,7 +32,7 @@ test-engines:  ## checkpoints read by transformers 4 and 5, vLLM and llama.cpp, 
 	PYTHON=$(PYTHON) .ci/engines
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv-engines/main/bin/python -m pytest -n 2 --dist loadfile tests/engines tests/integration/test_pages.py $(ARGS)
 
-test-faults: $(VENV)/.installed-dev  ## kills, full disks, damaged files, two commands at once: the long form, an hour or more
+test-faults: $(VENV)/.installed-dev  ## kills, full disks, damaged files, two commands at once: the long form, half an hour
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.bench $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types, and which module may import which

@@ -14,8 +14,7 @@ import torch
 from rich.console import Console
 
 from skipwise.evaluation.evaluate import evaluate
-from skipwise.evaluation.models import EvaluatedModel, find_models
-from skipwise.evaluation.specification import doubled_windows, specify
+from skipwise.evaluation.specification import EvaluatedModel, doubled_windows, find_models, specify
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder

@@ -17,10 +17,9 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from rich.console import Console
 
-from skipwise.evaluation.models import find_models
 from skipwise.evaluation.plan import plan_prompts
 from skipwise.evaluation.retrieval import Question, answers
-from skipwise.evaluation.specification import Specification, read_tasks
+from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.precision import default_device, dtype_of

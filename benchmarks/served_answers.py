@@ -15,12 +15,11 @@ from itertools import zip_longest
 import torch
 from rich.console import Console
 
-from skipwise.evaluation.decoding import Reader
-from skipwise.evaluation.models import find_models
 from skipwise.evaluation.perplexity import inference
 from skipwise.evaluation.plan import plan_prompts
+from skipwise.evaluation.retrieval import Reader
 from skipwise.evaluation.server import connect
-from skipwise.evaluation.specification import Specification, read_tasks
+from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_tokenizer
 

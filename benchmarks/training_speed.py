@@ -9,7 +9,7 @@ to 1e-3 in float32, 5e-3 in bf16, 2% between bf16 and float32. Beside the speed 
 reaches in products of the model's largest matrices, measured in the same processes. Also measured: how much of a step the
 building of its batch takes.
 
-Skipwise keeps freed memory in its process (``skipwise.cli.allocator``). The other sides run as they are, and once more with
+Skipwise keeps freed memory in its process (``skipwise.cli.terminal``). The other sides run as they are, and once more with
 memory kept for them too, which separates that from the rest.
 
 ``--precision`` is that of the bare loop and of the released code; Skipwise computes in what its recipe chooses (auto).
@@ -34,7 +34,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from reproduction.costs import in_own_process, most_held
-from skipwise.cli.allocator import keep_freed_memory
+from skipwise.cli.terminal import keep_freed_memory
 from skipwise.data.examples import collate
 from skipwise.model.config import load_config
 from skipwise.model.cost import StepSettings, step_cost

@@ -19,7 +19,7 @@ from reproduction.runs import SCALES, ArmRun, distinct, plan_runs, require_text,
 from skipwise.errors import one_of
 from skipwise.evaluation.measure import measuring_seconds, planned
 from skipwise.model.config import load_config
-from skipwise.model.forward_cost import ForwardCost, Speed, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.precision import choose_precision, default_device
 
 _SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report

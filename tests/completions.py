@@ -18,10 +18,7 @@ class Served:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    names: list[str] = field(default_factory=lambda: ["served"])
     window: int | None = 4096
-    engine: str = "vllm"
-    version: str | None = "0.32.0"
     tells_ids: bool = True
     disturb: Callable[[int], tuple[int, bytes] | None] = lambda number: None  # an answer in place of the right one
     url: str = ""
@@ -30,13 +27,11 @@ class Served:
     lock: Any = field(default_factory=threading.Lock)
 
     def get(self, path: str) -> tuple[int, bytes]:
-        if path == "/version" and self.version:
-            return 200, json.dumps({"version": self.version}).encode()
-        if path != "/v1/models":
-            return 404, b'{"detail":"Not Found"}'
+        if path == "/version":
+            return 200, b'{"version": "0.32.0"}'
         window = {} if self.window is None else {"max_model_len": self.window}
-        models = [{"id": name, "object": "model", "owned_by": self.engine, **window} for name in self.names]
-        return 200, json.dumps({"object": "list", "data": models}).encode()
+        model = {"id": "served", "object": "model", "owned_by": "vllm", **window}
+        return 200, json.dumps({"object": "list", "data": [model]}).encode()
 
     def post(self, body: dict[str, Any]) -> tuple[int, bytes]:
         with self.lock:
@@ -50,7 +45,7 @@ class Served:
     @torch.no_grad()
     def completed(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["temperature"] == 0
-        assert body["model"] in self.names
+        assert body["model"] == "served"
         ids = torch.tensor([body["prompt"]])
         mask, most = torch.ones_like(ids), body["max_tokens"]
         made = self.model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)

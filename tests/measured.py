@@ -72,15 +72,7 @@ def run_folder(folder: Path, records: list, info: object = INFO, recipe: str = "
 
 def evaluation_folder(folder: Path, measured: list, base: str = "base", **facts: object) -> Path:
     """Write the folder of an evaluation of a model ``m``, extended from 256 to 2,048 tokens, and of its base."""
-    model = {
-        "label": "m",
-        "name": "m",
-        "original": 256,
-        "target": 2048,
-        "base": base,
-        "control": False,
-        "weights": "0" * 64,
-    }
+    model = {"label": "m", "name": "m", "original": 256, "target": 2048, "base": base, "control": False}
     behind = {**model, "label": "base", "base": "", "control": True}
     folder.mkdir(parents=True)
     asked = {"windows": list(WINDOWS), "models": [model, behind]}

@@ -8,29 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "long",
-    "text",
-    "and",
-    "finds",
-    "what",
-    "was",
-    "said",
-    "before",
-    "in",
-    "it",
-    "again",
-    "and",
-    "again",
-    "until",
-    "it",
-    "ends",
-    "here",
-]
+_TEXT = "the model reads a long text and finds what was said before in it again and again until it ends here"
+WORDS = _TEXT.split()
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

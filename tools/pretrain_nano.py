@@ -8,7 +8,7 @@ often as its length. What ``skipwise.data`` holds out by name is held out here t
 prompt. An example is a function of (seed, step, place), so a stopped run goes on where it was by the same command.
 
 Muon (torch.optim.Muon) for the matrices and AdamW for embedding and norms: at equal steps a far lower loss than
-AdamW alone (see docs/negative-results.md). The learning rate warms up, stays, and falls linearly at the end.
+AdamW alone (see docs/research-log.md). The learning rate warms up, stays, and falls linearly at the end.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from skipwise.cli.allocator import keep_freed_memory
+from skipwise.cli.terminal import keep_freed_memory
 
 keep_freed_memory()
 

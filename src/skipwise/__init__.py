@@ -1,4 +1,4 @@
-"""Skipwise extends the context window of a RoPE language model on short windows whose positions skip (PoSE, and
+"""Skipwise extends the context window of a RoPE language model on short windows with skipped positions (PoSE, and
 a method that builds on it).
 
 The public names are imported on first use, so ``import skipwise`` takes no time.

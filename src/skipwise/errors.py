@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pydantic_core import ValidationError
 
 UNSAFE = ("trust_remote_code", "weights_only")  # other libraries advise these; we never do
-# Control characters, which command a terminal; line separators; marks that reorder text; lone surrogates.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 300  # characters of another library's message
 _HIDDEN = ("the above", "see above", "For details")  # references to output that is not shown
 
@@ -75,10 +73,6 @@ class RunError(SkipwiseError):
     """The run folder is in use, incomplete, damaged or belongs to another run."""
 
 
-class CutOffWarning(UserWarning):
-    """The last record of a file was cut off by a kill, and is left out."""
-
-
 def counted(number: int, noun: str) -> str:
     """Return ``1 trial`` or ``2,000 trials``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
@@ -110,16 +104,6 @@ def at_least(what: str, value: Any, least: int) -> None:
     """
     if not isinstance(value, Integral) or value < least:
         raise RecipeError(f"{what} {value!r} must be at least {least} and a whole number; correct it")
-
-
-def printable(text: Any, keep: str = "") -> str:
-    r"""Return a text with unsafe characters as escapes, e.g. ``\x1b`` or ``\u202e``; those in ``keep`` stay."""
-
-    def escape(found: re.Match[str]) -> str:
-        code = ord(found[0])
-        return found[0] if found[0] in keep else f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}"
-
-    return _UNSAFE.sub(escape, str(text))
 
 
 def out_of_room(error: Exception) -> int | None:

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from skipwise.errors import counted
 from skipwise.evaluation.evaluate import RunEvaluation, measure_arms, plan_evaluation, require_measurable
 from skipwise.evaluation.measure import explained_answers
-from skipwise.fit.recipe import fitted_recipe
+from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
-from skipwise.model.saving import require_saved
+from skipwise.model.loading import require_saved
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import read_folder
@@ -25,14 +25,7 @@ from skipwise.report.page import write_page
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
 from skipwise.results.files import write_text
-from skipwise.results.records import (
-    CoverageRecord,
-    Measured,
-    append_record,
-    drop_cut_off_record,
-    read_records,
-    require_results,
-)
+from skipwise.results.records import CoverageRecord, Measured, append_record, read_records, require_results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.arguments import reported_to
@@ -77,8 +70,6 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     console.print(f"run folder: {run.path}")
     known = run.read().get("fingerprints") or {}
     run.record(**prepared.facts, evaluation=evaluation.facts, fingerprints=known | fingerprints)
-    if drop_cut_off_record(run.results):
-        console.print(f"{run.results}: a kill cut off the last record, which is measured again", style="yellow")
     if fit:
         write_text(run.path / fit.name, fit.read_text(encoding="utf-8"))
     announce(prepared, run, training=not trained)
@@ -164,7 +155,7 @@ def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
     Retrieval prompts and self-generated text are left out.
     """
     rule = prepared.recipe.positions
-    lengths = prepared.train_length, prepared.extension.reach
+    lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window
         return
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")

@@ -95,13 +95,10 @@ def test_two_processes_train_as_one_does(files, alone, tmp_path, words: list[str
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "changed", [["--lora"], ["--set", "teacher.written=0.5"], ["--lora", "--set", "teacher.written=0.5"]]
-)
 @pytest.mark.parametrize("words", [ddp, zero3])
-def test_lora_and_a_teacher_train_in_two_processes_as_in_one(files, tmp_path, words, changed: list[str]) -> None:
+def test_lora_trains_in_two_processes_as_in_one(files, tmp_path, words) -> None:
     for name, more in (("one", []), ("two", words)):
-        done = extend(files, tmp_path / name, *changed, *more, **{"training.max_steps": 4})
+        done = extend(files, tmp_path / name, "--lora", *more, **{"training.max_steps": 4})
         assert done.returncode == 0, done.stdout + done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     ours, theirs = (load_model(str(tmp_path / name / "model")).state_dict() for name in ("two", "one"))

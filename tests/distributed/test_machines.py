@@ -29,16 +29,8 @@ def extended(machines: list[Path], out: Path) -> list[tuple[int, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    meeting = [
-        "--nnodes",
-        str(len(machines)),
-        "--nproc-per-node",
-        "1",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(port),
-    ]
+    meeting = ["--nnodes", str(len(machines)), "--nproc-per-node", "1"]
+    meeting += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     command = ["-m", "skipwise", "extend", "base", "--data", "text", "--out", str(out)]
     command += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     agents = []

@@ -8,8 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from skipwise.model.config import load_config
 from skipwise.model.convert import convert
 from skipwise.model.extension import plan_extension
-from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.saving import save_extended
+from skipwise.model.loading import load_model, load_tokenizer, save_extended
 
 WINDOW, TARGET = 256, 2048
 INTERPOLATIONS = ("linear", "ntk", "yarn", "yarn-revised", "power", "yarn-fitted")

@@ -13,7 +13,7 @@ pytest.importorskip("xllamacpp")
 
 from skipwise.engines import export
 from skipwise.engines.check import TEXTS, Request, engine_here, tokens_of
-from skipwise.engines.gguf_in import convert_gguf
+from skipwise.engines.export import convert_gguf
 from skipwise.errors import EngineError, ModelError
 from skipwise.model.config import load_config, original_length
 from skipwise.model.gguf import GGUFFile, write_checkpoint

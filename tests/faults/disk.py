@@ -1,48 +1,37 @@
-"""A disk that is full, without room for another file, read-only, broken or slow."""
+"""A full disk ends a command with a message, and what was written can be gone on with."""
 
 import ctypes
 import errno
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.harness import JOBS, Clock, Ended, Job, World, every, repeated, run
-from tests.faults.kills import Operation, Watcher, operations
-from tests.faults.results import Result, difference, fruits
+from tests.faults.harness import JOBS, Case, Ended, Job, Watcher, World
+from tests.faults.kills import HELD, shapes
 
-FULL, BROKEN, SLOW = "a full disk", "a failing disk", "a stalled disk"
-_PAGE = 4096  # bytes, the unit in which the disk in memory is filled
 _LARGE = "512m"
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
-    """Mount a disk of ``size`` at ``folder``; the function gives it another size."""
-    folder.mkdir(exist_ok=True)
-    mount(folder, f"size={size}")
-    try:
-        yield lambda size: mount(folder, f"remount,size={size}")
-    finally:
-        ctypes.CDLL(None).umount2(os.fsencode(folder), 2)  # MNT_DETACH
 
 
 def may_mount() -> bool:
     """Take this process into a mount space of its own, whose mounts end with it; say whether the system lets us."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x00020000):  # CLONE_NEWNS
-        return False
-    return libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None) == 0  # MS_REC | MS_PRIVATE
+    libc = ctypes.CDLL(None)
+    return not libc.unshare(0x00020000) and not libc.mount(b"none", b"/", None, 0x44000, None)  # all of it private
 
 
-def mount(folder: Path, options: str) -> None:
-    """Mount a disk in memory at ``folder``, or change its options."""
-    flags = 0x20 if options.startswith("remount") else 0  # MS_REMOUNT
-    data = options.removeprefix("remount,").encode()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, data):
-        raise OSError(ctypes.get_errno(), "mount")
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Mount a disk in memory at ``folder``; the function gives it another size."""
+    libc = ctypes.CDLL(None)
+
+    def mount(size: str, flags: int = 0x20) -> None:  # MS_REMOUNT
+        assert not libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, f"size={size}".encode())
+
+    mount(_LARGE, 0)
+    try:
+        yield mount
+    finally:
+        libc.umount2(os.fsencode(folder), 2)  # MNT_DETACH
 
 
 def _used(world: World) -> int:
@@ -50,25 +39,18 @@ def _used(world: World) -> int:
     return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
-def _needed(job: Job, world: World) -> int:
-    """Bytes by which a job fills the disk."""
-    world.reference(job)
-    with small_disk(world.work, _LARGE):
+def full(job: Job, share: float, world: World) -> str:
+    """Run a job on a disk with a share of the room that it needs; then make room, and repeat it."""
+    with small_disk(world.work) as resize:
         world.fresh(job.needs)
         before = _used(world)
-        assert run(job.begin, world.work).status == 0
-        return _used(world) - before
-
-
-def full(job: Job, room: int, world: World) -> Result:
-    """Run a job on a disk with so little room; then make room, and repeat it."""
-    case = f"{job.name}: room for {room // 1024} KiB"
-    with small_disk(world.work, _LARGE) as resize:
+        assert world.run(job.begin).status == 0
+        needed = _used(world) - before
         world.fresh(job.needs)
-        resize(str(max(_used(world) + room, _PAGE)))
-        ended = run(job.begin, world.work, _filled_later)
+        resize(str(max(_used(world) + int(needed * share) // 4096 * 4096, 4096)))  # 0 would be without a limit
+        ended = world.run(job.begin, _filled_later)
         resize(_LARGE)
-        return Result(FULL, case, *_judged(job, ended, world))
+        return _judged(job, ended, world)
 
 
 def _filled_later() -> None:
@@ -78,74 +60,26 @@ def _filled_later() -> None:
     skipwise.training.run.require_fits = lambda *_, **__: None
 
 
-def _judged(job: Job, ended: Ended, world: World) -> tuple[str, str]:
-    """The command says what is wrong, and what it left can be gone on with."""
-    if ended.broken:
-        return ended.broken, ended.last_words
-    if ended.status == 0:
-        found = difference(fruits(world.work, job.makes), world.references[job.name])
-        return ("SILENT", f"ended with 0; {found}") if found else ("ok", "there was room enough")
-    if not ended.refused:
-        return "UNCLEAR", ended.last_words
-    outcome, detail = repeated(job, world)
-    return (outcome, f"{detail} (first: {ended.message[:200]})") if outcome != "ok" else ("ok", ended.message)
+def _fail() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def sizes(world: World, most: int, clock: Clock, names: Sequence[str]) -> Iterator[Result]:
-    """Run each job with ``most`` amounts of room, from none to nearly enough."""
-    for name in names:
-        needed = _needed(JOBS[name], world)
-        rooms = sorted({needed * part // most // _PAGE * _PAGE for part in range(most)})
-        world.log(f"{name}: needs {needed / 1024:,.0f} KiB, {len(rooms)} sizes")
-        for room in rooms:
-            if clock.over:
-                return
-            yield full(JOBS[name], room, world)
-
-
-# --- operations that fail ---
-
-
-def _failing(code: int) -> Callable[[], None]:
-    def fail() -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-def failing(world: World, most: int | None, clock: Clock, names: Sequence[str]) -> Iterator[Result]:
-    """Let one change of the disk fail with an error: no room at that moment, a quota, an unreadable disk."""
-    for name in names:
-        job = JOBS[name]
-        for operation in every(operations(job, world), most, world.rng):
-            if clock.over:
-                return
-            code = world.rng.choice((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-            world.fresh(job.needs)
-            ended = run(job.begin, world.work, Watcher(world.work, operation.number, _failing(code)))
-            case = f"{name}: {errno.errorcode[code]} at {operation.number}, {operation.what} {operation.path}"
-            yield Result(BROKEN, case, *_judged(job, ended, world))
-
-
-# --- a slow disk ---
-
-
-def stalled(job: Job, operation: Operation, seconds: float, world: World) -> Result:
-    """Let one change of the disk take long: the job ends as always."""
+def failing(job: Job, point: str, world: World) -> str:
+    """Let a change of the disk fail for want of room."""
     world.fresh(job.needs)
-    ended = run(job.begin, world.work, Watcher(world.work, operation.number, lambda: time.sleep(seconds)), limit=90)
-    case = f"{job.name}: {seconds:g} s before {operation.number}, {operation.what} {operation.path}"
-    if ended.broken or ended.status:
-        return Result(SLOW, case, ended.broken or "UNUSABLE", ended.last_words)
-    found = difference(fruits(world.work, job.makes), world.references[job.name])
-    return Result(SLOW, case, "SILENT" if found else "ok", found)
+    return _judged(job, world.run(job.begin, Watcher(world.work, point, _fail)), world)
 
 
-def slow(world: World, most: int, seconds: float, clock: Clock, names: Sequence[str]) -> Iterator[Result]:
-    """Stall each job at some of its flushes."""
-    for name in names:
-        flushes = [one for one in operations(JOBS[name], world) if one.what == "flush"]
-        for operation in every(flushes, most, world.rng):
-            if clock.over:
-                return
-            yield stalled(JOBS[name], operation, seconds, world)
+def _judged(job: Job, ended: Ended, world: World) -> str:
+    if ended.status == 0:
+        return world.difference(job)
+    return ended.problem or world.gone_on(job)
+
+
+def cases(world: World, short: bool) -> Iterator[Case]:
+    mounts = may_mount()
+    for name, point in HELD.items():
+        for part in ((4,) if short else range(8)) if mounts else ():
+            yield f"{name}, with {part}/8 of the room", lambda job=JOBS[name], part=part: full(job, part / 8, world)
+        for at in [point] if short else shapes(JOBS[name], world):
+            yield f"{name}, no room at {at}", lambda job=JOBS[name], at=at: failing(job, at, world)

@@ -1,33 +1,14 @@
-"""What a run wrote -> plain dictionaries of numbers; of all here the one file that knows how records are written.
+"""What a run wrote -> plain dictionaries of numbers; of all here the one file that knows how records and tables are written.
 
 Golden files hold what these functions return, and nothing else of the records. Who changes the records changes this file,
-so that it returns the same:
-
-    losses(file)      {"arm|step": mean loss in nats}
-    measured(file)    a dictionary of each of these names, of those that there are:
-        nats                    {"arm|window|document": summed}, document being "all" where records have but the sum, and
-                                "prose|all", "mathematics|all" and "code|all" for the text that ships with the package
-        tokens                  {"arm|window|document": scored}
-        nats by position        {"arm|window|document|first..last": summed over targets at these positions}
-        hits by position        the same, of targets that get the highest probability
-        nats by step            {"arm|step|window|document": summed}
-        tokens by step          {"arm|step|window|document": scored}
-        far loss by step        {"arm|step": mean in nats of tokens beyond the original window}
-        found                   {"arm|task|prompt length|trial": whether the number was written}
-        answers                 {the same: what was written}
-        depths                  {the same: where the number was hidden, 0 to 1}
-        prompt tokens           {the same: how many the prompt has}
-    kept(folder)      {"step": kept, "far loss": its}, of a run that keeps its best step
-
-Arms are named as on the command line and in tables (original, pi-only, pose, demo, nano (base)), documents by their file; of
-a document that is cut into several segments each is "document, segment 1" and so on. A window is as many tokens as are read
-at once; of segments read whole it is their length.
-
-Records may say more than the golden files do: of a run the sum over documents is kept, and small buckets of positions are
-put together. A sum may differ by a millionth, because records round.
+so that it returns the same. Arms are named as on the command line and in tables, documents by their file; of a document that
+is cut into several segments each is "document, segment 1" and so on. A window is as many tokens as are read at once. Of a run
+the sum over documents is kept, and small buckets of positions are put together.
 """
 
+import csv
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -48,7 +29,7 @@ def losses(file: Path) -> dict[str, float]:
 
 
 def measured(file: Path, edges: Sequence[int] = (), window: int | None = None) -> Measured:
-    """Return every number of an evaluation, or those of one window; ``edges`` are the buckets to compare [all]."""
+    """Every number of an evaluation by kind, or those of one window; ``edges`` are the buckets to compare [all]."""
     records = [record for record in _records(file) if window is None or record.get("window") == window]
     run = any(record["kind"] == "training" for record in records)
     found: Measured = defaultdict(dict)
@@ -127,3 +108,41 @@ def _trial(record: dict[str, Any]) -> Numbers:
     yield "answers", key, record["answer"]
     yield "depths", key, record["depth"]
     yield "prompt tokens", key, record["prompt_tokens"]
+
+
+_BARS = re.compile(r"[━╸╺]")  # of progress
+_RULES = re.compile(r"[│┃]|(?<!\S)\|(?!\S)")  # and no bar inside a word
+_LABELLED = re.compile(r"\w+:  ")  # "model:  runs/demo/model"
+
+
+def printed_tables(text: str) -> list[str]:
+    """The lines of every table in what a command printed, an empty one between two tables.
+
+    A line of a table has two cells or more; sentences have one, and how they are worded is not compared.
+    """
+    kept: list[str] = []
+    for line in text.splitlines():
+        if len(cells(line)) > 1 and not _BARS.search(line) and not _LABELLED.match(line):
+            kept.append(line.rstrip())
+        elif kept and kept[-1]:
+            kept.append("")
+    return kept[:-1] if kept and not kept[-1] else kept
+
+
+def markdown_table(page: Path) -> list[str]:
+    """The lines of the only table of a Markdown page."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("|") and not re.fullmatch(r"[\s|:-]+", line)]
+
+
+def csv_lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a line of a printed or a Markdown table; how wide a column is is not compared."""
+    return [cell.strip() for cell in re.split(r"\s{2,}", _RULES.sub("  ", line).strip()) if cell.strip()]
+
+
+def csv_cells(line: str) -> list[str]:
+    return next(csv.reader([line]), [])

@@ -4,19 +4,16 @@ A golden file is written by one command alone, from the root of the repository, 
 
     HF_HUB_OFFLINE=1 .venv/bin/python -m tests.golden.write [plans batches losses results tables]
 
-It prints what changed; the commit says why. How records are written is known to ``read.py`` alone, how tables are
-printed to ``tables.py``, how a command is started to ``command.py``; ``runs.py`` has the commands' words.
+The commit says why. How records and tables are written is known to ``read.py`` alone; ``runs.py`` has the commands.
 """
 
+import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.golden import compare, tables
-from tests.golden.command import workplace
-from tests.golden.outcomes import GOLDENS
-from tests.golden.runs import Commands
+from tests.golden import compare, read
+from tests.golden.runs import GOLDENS, Commands, workplace
 
 # Float32 sums depend on the order in which a kernel adds them up, and that on the release of torch, on the processor's
 # vector width and on its caches. On the machine that made a golden file a loss is compared to the bit; on another the first
@@ -35,59 +32,39 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         yield Commands()
 
 
-def golden_and_found(commands: Commands, name: str, part: str) -> tuple[Any, Any, bool]:
-    """What a golden file holds, what is there now, and whether the file was made on a machine like this."""
-    golden = compare.load(name)
-    return golden.values[part], compare.plain(GOLDENS[name][part](commands)), golden.made_here
-
-
-@pytest.mark.parametrize("name", GOLDENS)
-def test_every_part_has_its_golden_values(name: str) -> None:
-    assert list(compare.load(name).values) == list(GOLDENS[name])
-
-
 def test_numbers_are_compared_as_closely_as_can_be() -> None:
-    golden = compare.load("losses").machine
-    if golden != compare.machine():
-        pytest.skip(f"not to the bit: the golden files are of {golden}, this is {compare.machine()}")
+    _, made_on = compare.load("losses")
+    if made_on != compare.machine():
+        pytest.skip(f"not to the bit: the golden files are of {made_on}, this is {compare.machine()}")
 
 
-def test_position_plans(commands: Commands) -> None:
-    golden, found, _ = golden_and_found(commands, "plans", "plans")
-    compare.require_same(golden, found)
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name in GOLDENS for part in GOLDENS[name]])
+def test_what_is_computed_is_what_it_was(commands: Commands, name: str, part: str) -> None:
+    golden, made_on = compare.load(name)
+    assert list(golden) == list(GOLDENS[name])
+    golden, found = golden[part], json.loads(json.dumps(GOLDENS[name][part](commands)))
+    if name == "tables":
+        split = read.csv_cells if part == "numbers of report" else read.cells
+        golden, found = ({part: dict(enumerate(map(split, lines)))} for lines in (golden, found))
+    elif name != "results":
+        golden, found = {part: golden}, {part: found}
+    lines = []
+    for kind in dict.fromkeys([*golden, *found]):
+        same = same_kind(name, kind, made_on == compare.machine())
+        lines += compare.differences(golden.get(kind), found.get(kind), same, kind)
+    assert not lines, "\n".join(["differs from the golden file:", *lines[:20]])
 
 
-def test_batches_of_examples(commands: Commands) -> None:
-    golden, found, _ = golden_and_found(commands, "batches", "batches")
-    compare.require_same(golden, found)
-
-
-def test_training_losses(commands: Commands) -> None:
-    golden, found, here = golden_and_found(commands, "losses", "extend")
-    compare.require_same(golden, found, compare.close(0.0 if here else LOSS))
-
-
-@pytest.mark.parametrize("part", GOLDENS["results"])
-def test_results(commands: Commands, part: str) -> None:
-    golden, found, here = golden_and_found(commands, "results", part)
-    assert set(golden) == set(found)
-    for name in golden:
-        compare.require_same({name: golden[name]}, {name: found[name]}, same_result(name, here))
-
-
-def same_result(name: str, here: bool) -> compare.Same:
+def same_kind(name: str, kind: str, here: bool) -> compare.Same:
     """How near two numbers of one kind must be; answers are of one argmax after another, and compared here alone."""
-    if name.startswith(("nats", "far loss")):
+    if name == "tables":
+        return compare.same_rows(here)
+    if name == "losses":
+        return compare.close(0.0 if here else LOSS)
+    if kind.startswith(("nats", "far loss")):
         return compare.close(SUM_HERE if here else SUM_ELSEWHERE, ROUNDED)
-    if name == "hits by position" and not here:
+    if kind == "hits by position" and not here:
         return compare.close(0.0, 1)
-    if name in ("found", "answers") and not here:
+    if kind in ("found", "answers") and not here:
         return lambda golden, found: True
     return lambda golden, found: golden == found
-
-
-@pytest.mark.parametrize("part", GOLDENS["tables"])
-def test_tables(commands: Commands, part: str) -> None:
-    golden, found, here = golden_and_found(commands, "tables", part)
-    split = tables.csv_cells if part == "numbers of report" else tables.cells
-    compare.require_same(tables.rows(golden, split), tables.rows(found, split), compare.same_cells(here))

@@ -1,11 +1,7 @@
 """LoRA by the real command: what is saved, resumed and refused."""
 
-import json
-import os
-import re
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,34 +13,30 @@ from skipwise.results.files import read_json
 from skipwise.results.records import read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
-from tests.integration.test_extend import command
-from tests.tiny import checkpoint, corpus
+from tests.integration.test_extend import SMALL, command, files  # noqa: F401
+from tests.tiny import checkpoint
 
 ALSO = "[embeddings, norms]"
+QUICK = {"evaluation.arms": "[trained]", "evaluation.prompt_trials": 0, "evaluation.other": "false"}
 
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("files")
-    os.environ["SKIPWISE_CACHE"] = str(folder / "cache")
-    return checkpoint(folder / "base", window=400), corpus(folder / "text", documents=24, words=200)
-
-
 @pytest.mark.parametrize(
-    ("saved", "precision", "dtype"),
-    [("merged", "float32", "float32"), ("merged", "bf16", "bfloat16"), ("adapter", "bf16", "float32")],
+    ("saved", "precision", "dtype"), [("merged", "bf16", "bfloat16"), ("adapter", "float32", "float32")]
 )
 def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
-    files, monkeypatch, capsys, tmp_path, saved: str, precision: str, dtype: str
+    files,  # noqa: F811
+    monkeypatch,
+    tmp_path,
+    saved: str,
+    precision: str,
+    dtype: str,
 ) -> None:
     out = tmp_path / "run"
     changes = {"lora.saved": saved, "lora.also": ALSO, "training.precision": precision, "training.save_dtype": dtype}
-    run(monkeypatch, *command(*files, out, "--lora", **changes))
-    printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"LoRA of rank 16: [\d,]+ of [\d,]+ parameters are trained", printed)
+    run(monkeypatch, *command(*files, out, "--lora", **QUICK, **changes))
     assert recipe_of(out).lora.saved == saved
     weights = out / "model" / ("model" if saved == "merged" else "adapter_model")
     trained = load_file(weights.with_suffix(".safetensors"))
@@ -58,11 +50,6 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
         assert moved | lost == set(base) - {"lm_head.weight"}
     else:
         assert not set(trained) & set(base)
-    assert {record.arm for record in read_records(out / "results.jsonl") if record.kind == "reading"} == {
-        "original",
-        "pi-only",
-        "pose",
-    }
     again = shutil.copytree(out, tmp_path / "again")
     shutil.rmtree(again / "model")
     shutil.rmtree(again / "checkpoints" / "checkpoint-4")
@@ -72,11 +59,10 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-@pytest.mark.parametrize("saved", ["merged", "adapter"])
-def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkeypatch, tmp_path, saved) -> None:
+def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkeypatch, tmp_path) -> None:  # noqa: F811
     out = tmp_path / "run"
     wide = checkpoint(tmp_path / "base", window=400, hidden_size=128, intermediate_size=256)  # its kernels ask for it
-    run(monkeypatch, *command(wide, files[1], out, **{"lora.saved": saved, "lora.base": "4bit"}))
+    run(monkeypatch, *command(wide, files[1], out, **QUICK, **{"lora.base": "4bit"}))
     trained, base = (load_model(str(folder)).state_dict() for folder in (out / "model", wide))
     moved = {name for name in base if not torch.equal(base[name], trained[name])}
     assert all(name.endswith("proj.weight") for name in moved)
@@ -85,51 +71,28 @@ def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkey
         assert (trained[name] - base[name]).norm() < 0.02 * base[name].norm()
 
 
-def test_activation_checkpointing_changes_no_bit(files, monkeypatch, tmp_path) -> None:
-    found = []
-    for name, checkpointing in (("plain", False), ("saving", True)):
-        out = tmp_path / name
-        changes = {"training.gradient_checkpointing": checkpointing, "lora.saved": "adapter"}
-        run(monkeypatch, *command(*files, out, "--lora", **changes))
-        found.append(load_file(out / "model" / "adapter_model.safetensors"))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert any(weight.abs().max() > 0 for name, weight in found[0].items() if "lora_B" in name)
-
-
-def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monkeypatch, capsys, tmp_path) -> None:
+def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811
     out = tmp_path / "run"
-    run(monkeypatch, *command(*files, out, **{"lora.saved": "adapter"}))
+    words = command(*files, out, **QUICK, **{"lora.saved": "adapter"})
+    at = words.index(f"training.learning_rate={SMALL['training.learning_rate']}")
+    run(monkeypatch, *words[: at - 1], *words[at + 1 :])
+    assert recipe_of(out).training.learning_rate == 2e-4  # ten times that of all weights
     text = ["--only", "perplexity", "--data", files[1], "--lengths", "256", "--documents", "1", "--out", tmp_path / "e"]
     run(monkeypatch, "evaluate", out / "model", *text)
-    assert "256" in capsys.readouterr().out
-    assert "peft" in (out / "model" / "README.md").read_text()
-    about = read_json(out / "model" / "skipwise.json")
-    assert about["base_fingerprint"] == weights_fingerprint(str(files[0]))
+    assert {record.window for record in read_records(tmp_path / "e" / "results.jsonl")} == {256}
+    assert read_json(out / "model" / "skipwise.json")["base_fingerprint"] == weights_fingerprint(str(files[0]))
     (out / "model" / "adapter_model.safetensors").unlink()
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", out)
-    assert "has lost adapter_model.safetensors" in message
+    assert "adapter_model.safetensors" in refused(monkeypatch, capsys, "extend", "--resume", "--out", out)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
         ({"lora.targets": "[c_attn]"}, "c_attn"),
-        ({"lora.rank": 0}, "lora.rank = 0: Input should be greater than or equal to 1"),
-        ({"lora.ranks": 8}, "unknown key lora.ranks (did you mean rank?)"),
-        ({"lora.also": "[biases]"}, "lora.also.0 = 'biases'"),
+        ({"lora.ranks": 8}, "lora.ranks"),
+        ({"lora.also": "[biases]"}, "biases"),
     ],
 )
-def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:
-    assert message in refused(monkeypatch, capsys, *command(*files, tmp_path / "run", **changes))
+def test_bad_settings_are_refused(files, monkeypatch, capsys, tmp_path, changes, named) -> None:  # noqa: F811
+    assert named in refused(monkeypatch, capsys, *command(*files, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
-
-
-def test_the_rate_is_ten_times_that_of_all_weights_unless_it_is_set(files, monkeypatch, tmp_path) -> None:
-    words = ["extend", files[0], "--data", files[1], "--target", "2k", "--lora", "--out", tmp_path / "run"]
-    small = ["training.max_steps=1", "training.batch_size=1", "evaluation.documents=1", "data.held_out=0.3"]
-    measured = ["evaluation.windows=[256]", "evaluation.prompt_trials=0", "evaluation.arms=[trained]"]
-    for assignment in (*small, *measured):
-        words += ["--set", assignment]
-    run(monkeypatch, *words)
-    assert recipe_of(tmp_path / "run").training.learning_rate == 2e-4
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["probe"]["forward"] > 0

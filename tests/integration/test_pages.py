@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 ROOT = Path(__file__).parents[2]
 README, LIBRARY, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "library.md", ROOT / "docs" / "tutorials"
 HELD_OUT = ("calendar.py", "traceback.py")
+QUICK = {"evaluation__other": "false", "interpolation": "yarn"}  # no search for a better one
 _TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
@@ -148,16 +149,17 @@ def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPat
     corpus(Path("my_corpus"), words=2000)
     extend = {"training__max_steps": 2, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
     measured = {"evaluation__windows": "[256,512]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
-    extend = settings(**extend, **measured, evaluation__other="false", data__workers=1, teacher__written=0.01)
+    extend = settings(**extend, **measured, **QUICK, data__workers=1)
     evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey", "--lengths", "256,512"]
-    run_page(TUTORIALS / "choose-and-read.md", monkeypatch, {}, {"extend": extend, "evaluate": evaluate})
+    small = {"[:4096]": "[:1024]", "stride=128": "stride=256"}
+    run_page(TUTORIALS / "choose-and-read.md", monkeypatch, small, {"extend": extend, "evaluate": evaluate})
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the extra gguf")
 def test_a_run_is_served_and_published(monkeypatch: pytest.MonkeyPatch) -> None:
     extend = {"training__max_steps": 1, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
     measured = {"evaluation__windows": "[256]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
-    extend = settings(**extend, **measured, evaluation__other="false")
+    extend = settings(**extend, **measured, **QUICK)
     short = {"extend": extend, "check": ["--length", "300"], "export": ["--length", "300"]}
     run_page(TUTORIALS / "serve-and-publish.md", monkeypatch, {}, short)
     assert Path("mine.gguf").exists()

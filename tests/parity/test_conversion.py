@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
 
+from skipwise.method.interpolation import Rope
 from skipwise.model import convert as conversion
 from skipwise.model.convert import convert
+from tests.parity.test_interpolation import oracle
 from tests.tiny import llama
 
 TOKENS = torch.tensor([[5, 17, 3, 88, 41, 2, 60, 9, 33, 71, 12, 95]])
@@ -32,8 +34,7 @@ def gptj(positions: int, **changes) -> GPTJForCausalLM:
     return model.eval()
 
 
-@pytest.mark.parametrize("rotated", [8, 32])
-@pytest.mark.parametrize("safetensors", [True, False])
+@pytest.mark.parametrize(("rotated", "safetensors"), [(8, True), (32, False)])
 def test_gptj_is_phi(tmp_path: Path, rotated: int, safetensors: bool) -> None:
     window = 32
     gptj(window, rotary_dim=rotated).save_pretrained(tmp_path / "source")
@@ -137,38 +138,15 @@ def baichuan(folder: Path, **changes) -> Baichuan:
     return model
 
 
-def test_baichuan2_is_llama(tmp_path: Path) -> None:
-    reference, at = baichuan(tmp_path / "source"), near_and_far(32)
+@pytest.mark.parametrize("words", [97, 64_000])
+def test_baichuan_is_llama_and_the_first_has_a_plain_head(tmp_path: Path, words: int) -> None:
+    reference, at = baichuan(tmp_path / "source", vocab_size=words), near_and_far(32)
     stock = _reload(convert(str(tmp_path / "source"), tmp_path / "out"))
     assert type(stock).__name__ == "LlamaForCausalLM"
-    torch.testing.assert_close(_logits(stock, at), reference(TOKENS, at), **CLOSE)
+    torch.testing.assert_close(_logits(stock, at), reference(TOKENS, at, unit_head=words == 97), **CLOSE)
 
 
-def test_the_first_baichuan_has_a_plain_head(tmp_path: Path) -> None:
-    reference, at = baichuan(tmp_path / "source", vocab_size=64_000), near_and_far(32)
-    stock = _reload(convert(str(tmp_path / "source"), tmp_path / "out"))
-    torch.testing.assert_close(_logits(stock, at), reference(TOKENS, at, unit_head=False), **CLOSE)
-
-
-def authors_frequencies(kind: str, factor: float, dim: int, original: int) -> tuple[torch.Tensor, float]:
-    """As the released code computes them, in float64; beta_fast 32, beta_slow 1."""
-    j = torch.arange(0, dim, 2).double()
-    plain = 10_000.0 ** (-j / dim)
-    if kind == "linear":
-        return plain / factor, 1.0
-    if kind == "vanilla_ntk":
-        return (10_000.0 * factor ** (dim / (dim - 2))) ** (-j / dim), 1.0
-    bounds = [
-        dim * torch.log(torch.tensor(original / (turns * 2 * torch.pi))) / (2 * torch.log(torch.tensor(1e4)))
-        for turns in (32, 1)
-    ]
-    low, high = max(int(bounds[0].floor()), 0), min(int(bounds[1].ceil()), dim - 1)
-    keep = 1 - ((torch.arange(dim // 2).double() - low) / (high - low)).clamp(0, 1)
-    return plain / ((1 - keep) * factor + keep), 0.1 * float(torch.log(torch.tensor(factor))) + 1
-
-
-@pytest.mark.parametrize("kind", ["linear", "vanilla_ntk", "yarn"])
-@pytest.mark.parametrize("stored", ["scaled", "base"])
+@pytest.mark.parametrize(("kind", "stored"), [("linear", "base"), ("vanilla_ntk", "scaled"), ("yarn", "scaled")])
 def test_a_checkpoint_of_the_authors_is_stock(tmp_path: Path, kind: str, stored: str) -> None:
     source = llama(16_384 if stored == "scaled" else 2048, vocab_size=97).eval()
     source.save_pretrained(tmp_path / "source")
@@ -179,8 +157,10 @@ def test_a_checkpoint_of_the_authors_is_stock(tmp_path: Path, kind: str, stored:
     stock = _reload(convert(str(tmp_path / "source"), tmp_path / "out"))
     assert stock.config.vocab_size == 97
     assert stock.config.max_position_embeddings == 16_384
-    frequencies, factor = authors_frequencies(kind, 8.0, source.config.head_dim, 2048)
-    source.model.rotary_emb.inv_freq = frequencies.float()
+    # Their YaRN mixes periods.
+    name = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}[kind]
+    frequencies, factor = oracle(name, Rope(10_000.0, source.config.head_dim, 2048), 8.0)
+    source.model.rotary_emb.inv_freq = torch.tensor(frequencies)
     source.model.rotary_emb.attention_scaling = factor
     at = near_and_far(2048)
     with torch.no_grad():
@@ -189,14 +169,10 @@ def test_a_checkpoint_of_the_authors_is_stock(tmp_path: Path, kind: str, stored:
 
 def test_gptj_of_the_authors_has_the_usual_yarn(tmp_path: Path) -> None:
     gptj(2048, rotary_dim=32).save_pretrained(tmp_path / "source")
-    raw = json.loads((tmp_path / "source" / "config.json").read_text())
-    (tmp_path / "source" / "config.json").write_text(
-        json.dumps(raw | {"rope_scaling": {"type": "yarn", "factor": 8.0}})
-    )
-    stock = _reload(convert(str(tmp_path / "source"), tmp_path / "out"))
-    assert stock.config.rope_parameters["rope_type"] == "yarn"
-    assert stock.config.rope_parameters["original_max_position_embeddings"] == 2048
-    assert stock.config.rope_parameters["partial_rotary_factor"] == 1.0
+    path = tmp_path / "source" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": {"type": "yarn", "factor": 8.0}}))
+    rope = _reload(convert(str(tmp_path / "source"), tmp_path / "out")).config.rope_parameters
+    assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("yarn", 2048)
 
 
 def test_many_shards_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

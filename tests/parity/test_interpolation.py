@@ -1,9 +1,6 @@
 """Frequencies against an independent scalar oracle, and against what stock transformers computes.
 
-The oracle below shares no code with the package: plain floats, one pair at a time, from the papers' formulas.
-Seen to fail with YaRN's ramp inverted, with periods mixed for frequencies, and with log in place of ln s; with
-factors multiplied instead of divided by, with power's exponent not raised, with betas swapped, and with a stated attention factor left out.
-"""
+The oracle below shares no code with the package: plain floats, one pair at a time, from the papers' formulas."""
 
 import math
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipwise.errors import RecipeError
 from skipwise.method.interpolation import NAMES, Rope, RopeSettings, frequencies, rope_parameters, turns_of
@@ -22,8 +19,7 @@ from tests import families
 
 STATED = ("theta", "factors")  # nothing without settings
 NAMES = tuple(name for name in NAMES if name not in STATED)
-ROPES = [Rope(10_000.0, 128, 2048), Rope(10_000.0, 64, 256), Rope(500_000.0, 128, 8192), Rope(1e6, 16, 64)]
-FACTORS = [1.0, 2.0, 8.0, 12.5, 64.0]
+CASES = [(Rope(10_000.0, 128, 2048), 8.0), (Rope(500_000.0, 64, 8192), 12.5), (Rope(1e6, 16, 64), 1.0)]
 
 
 def oracle(name: str, rope: Rope, s: float, told: RopeSettings | None = None) -> tuple[list[float], float]:
@@ -66,52 +62,6 @@ def oracle(name: str, rope: Rope, s: float, told: RopeSettings | None = None) ->
     return result, scale
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("rope", ROPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_formulas(name: str, rope: Rope, factor: float) -> None:
-    actual, attention = frequencies(name, rope, factor)
-    wanted, scale = oracle(name, rope, factor)
-    assert actual.dtype == np.float64
-    np.testing.assert_allclose(actual, wanted, rtol=1e-12)
-    assert attention == pytest.approx(scale, rel=1e-12)
-
-
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("rope", ROPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_stock_transformers_computes_the_same(name: str, rope: Rope, factor: float, tmp_path) -> None:
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=2 * rope.dim,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=int(rope.original_length * factor),
-        rope_parameters=rope_parameters(name, rope, factor),
-    )
-    config.save_pretrained(tmp_path)
-    rotary = LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path)).model.rotary_emb
-    # A position at the far end switches nothing: frequencies are the same before and after.
-    rotary(torch.zeros(1, 1, rope.dim), torch.tensor([[int(rope.original_length * factor) - 1]]))
-    wanted, scale = oracle(name, rope, factor)
-    np.testing.assert_allclose(rotary.inv_freq.double().numpy(), wanted, rtol=1e-6)
-    assert rotary.attention_scaling == pytest.approx(scale, rel=1e-9)
-
-
-def test_ntk_turns_the_slowest_pair_as_linear_does() -> None:
-    rope = ROPES[0]
-    assert frequencies("ntk", rope, 8)[0][-1] == pytest.approx(frequencies("linear", rope, 8)[0][-1])
-    assert frequencies("ntk", rope, 8)[0][0] == 1.0
-
-
-def test_the_two_yarns_differ_where_the_ramp_runs() -> None:
-    yarn, revised = (frequencies(name, ROPES[0], 16)[0] for name in ("yarn", "yarn-revised"))
-    ratio = yarn / revised
-    assert (np.abs(ratio - 1) > 1e-3).sum() == 24
-    assert ratio.max() == pytest.approx(4.5, abs=0.1)
-
-
 def rising(pairs: int, last: float = 9.0) -> tuple[float, ...]:
     """Factors that begin below 1 and do not rise everywhere, as published ones."""
     rising = [0.99 * (last / 0.99) ** (j / max(pairs - 1, 1)) for j in range(pairs)]
@@ -119,9 +69,10 @@ def rising(pairs: int, last: float = 9.0) -> tuple[float, ...]:
 
 
 def told(rope: Rope) -> list[tuple[str, RopeSettings]]:
-    """Every setting, alone and with others."""
+    """Every interpolation, and every setting, alone and with others."""
     factors = rising(rope.dim // 2)
     return [
+        *((name, RopeSettings()) for name in NAMES),
         ("theta", RopeSettings(rope_theta=7.3 * rope.theta)),
         ("factors", RopeSettings(factors=factors)),
         ("factors", RopeSettings(factors=factors, attention_factor=1.3)),
@@ -133,13 +84,12 @@ def told(rope: Rope) -> list[tuple[str, RopeSettings]]:
     ]
 
 
-TOLD = [name for name, _ in told(ROPES[0])]
+TOLD = [name for name, _ in told(CASES[0][0])]
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("rope", ROPES, ids=str)
+@pytest.mark.parametrize(("rope", "factor"), CASES, ids=str)
 @pytest.mark.parametrize("case", range(len(TOLD)))
-def test_formulas_with_settings(case: int, rope: Rope, factor: float) -> None:
+def test_formulas(case: int, rope: Rope, factor: float) -> None:
     name, settings = told(rope)[case]
     actual, attention = frequencies(name, rope, factor, settings)
     wanted, scale = oracle(name, rope, factor, settings)
@@ -149,8 +99,8 @@ def test_formulas_with_settings(case: int, rope: Rope, factor: float) -> None:
 
 
 @pytest.mark.parametrize("case", range(len(TOLD)))
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "phi", "gemma3", "olmo2"])
-def test_stock_transformers_computes_the_same_with_settings(family: str, case: int, tmp_path) -> None:
+@pytest.mark.parametrize("family", ["llama", "phi", "gemma3"])
+def test_stock_transformers_computes_the_same(family: str, case: int, tmp_path) -> None:
     dim = families.ROTATED.get(family, 16)
     rope = Rope(rope_of(families.config(family))["rope_theta"], dim, 1024)
     name, settings = told(rope)[case]
@@ -176,20 +126,6 @@ ropes = st.builds(Rope, st.floats(1e3, 1e7), st.integers(2, 64).map(lambda pairs
 factors = st.floats(1.0, 128.0)
 
 
-@given(ropes, st.floats(1.01, 128.0))
-def test_theta_at_what_ntk_computes_is_ntk(rope: Rope, factor: float) -> None:
-    settings = RopeSettings(rope_theta=rope.theta * factor ** (rope.dim / (rope.dim - 2)))
-    np.testing.assert_array_equal(frequencies("theta", rope, factor, settings)[0], frequencies("ntk", rope, factor)[0])
-    assert rope_parameters("theta", rope, factor, settings) == rope_parameters("ntk", rope, factor)
-
-
-@given(ropes, factors)
-def test_equal_factors_are_linear(rope: Rope, factor: float) -> None:
-    settings = RopeSettings(factors=(factor,) * (rope.dim // 2))
-    actual = frequencies("factors", rope, factor, settings)[0]
-    np.testing.assert_array_equal(actual, frequencies("linear", rope, factor)[0])
-
-
 @given(ropes, factors)
 def test_the_list_that_revised_yarn_computes_is_revised_yarn(rope: Rope, factor: float) -> None:
     revised = rope_parameters("yarn-revised", rope, factor)
@@ -212,18 +148,11 @@ def test_power_one_to_the_last_pair_is_ntk(rope: Rope, factor: float) -> None:
         np.testing.assert_allclose(actual, frequencies("ntk", rope, factor)[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_factor_one_is_no_interpolation(name: str) -> None:
-    for rope in ROPES:
-        np.testing.assert_allclose(frequencies(name, rope, 1.0)[0], rope.inverse_frequencies(), rtol=1e-15)
-
-
-def test_what_is_refused_is_explained() -> None:
-    with pytest.raises(RecipeError, match=r"'yam' is unknown .*; choose one of none, linear, ntk, yarn"):
-        frequencies("yam", ROPES[0], 2)
-    with pytest.raises(RecipeError, match=r"rope\.beta_slow 400 must be turns that a pair"):
-        frequencies("power", ROPES[0], 2, RopeSettings(beta_slow=400))
-    with pytest.raises(RecipeError, match=r"factor 0\.5 must be at least 1"):
-        frequencies("linear", ROPES[0], 0.5)
-    with pytest.raises(RecipeError, match="ntk needs more than 2 rotated dimensions"):
-        rope_parameters("ntk", Rope(10_000.0, 2, 64), 2)
+@pytest.mark.parametrize(
+    ("name", "dim", "factor"),
+    [("yam", 128, 2.0), ("linear", 128, 0.5), ("ntk", 2, 2.0), ("factors", 128, 2.0), ("power", 128, 2.0)],
+)
+def test_what_cannot_be_computed_is_refused(name: str, dim: int, factor: float) -> None:
+    settings = {"factors": RopeSettings(factors=(2.0,)), "power": RopeSettings(beta_slow=400)}
+    with pytest.raises(RecipeError):
+        rope_parameters(name, Rope(10_000.0, dim, 64), factor, settings.get(name, RopeSettings()))

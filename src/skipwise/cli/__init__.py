@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from skipwise import __version__
-from skipwise.cli import evaluation, extension, fitting, serving
+from skipwise.cli import evaluation, extension, serving
 from skipwise.cli.terminal import explained
 from skipwise.recipes.private import masked
 
@@ -33,7 +33,7 @@ def skipwise(
 for command in (
     extension.extend,
     extension.plan,
-    fitting.fit,
+    extension.fit,
     evaluation.evaluate,
     evaluation.report,
     serving.check,

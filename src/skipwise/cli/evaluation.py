@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,9 +82,11 @@ def evaluate(
     """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
     from skipwise.evaluation.evaluate import evaluate, plan_models
-    from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import doubled_windows, specify
+    from skipwise.evaluation.specification import doubled_windows, find_models, specify
     from skipwise.model.precision import choose_precision
+    from skipwise.report.folder import read_folder
+    from skipwise.report.page import write_page
+    from skipwise.report.tables import evaluation_summary
 
     part, windows, longest = read_shard(shard), read_lengths(lengths), read_length(target)
     if windows and longest:
@@ -139,7 +141,9 @@ def evaluate(
         out=out,
         console=console,
     )
-    _show(folder.path, console)
+    page = write_page([folder.path])
+    console.print(evaluation_summary(read_folder(folder.path)))
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 def _benchmarks(
@@ -168,14 +172,3 @@ def report(
     from skipwise.report.page import write_page
 
     new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
-
-
-def _show(folder: Path, console: Any) -> None:
-    """Write the page of an evaluation, and print its summary."""
-    from skipwise.report.folder import read_folder
-    from skipwise.report.page import write_page
-    from skipwise.report.tables import evaluation_summary
-
-    page = write_page([folder])
-    console.print(evaluation_summary(read_folder(folder)))
-    console.print(f"report: {page}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Define the commands extend, plan and convert."""
+"""Define the commands extend, plan, fit and convert."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,14 @@ from skipwise.cli.options import (
     Interpolation,
     Lora,
     MethodName,
+    Model,
     RecipeName,
     StartingModel,
     Target,
+    TextOptions,
+    grouped,
     read_gigabytes,
+    read_length,
     read_path,
 )
 from skipwise.cli.terminal import new_console, prepare_process
@@ -64,8 +68,8 @@ def extend(
     from skipwise.evaluation.evaluate import require_measurable
     from skipwise.evaluation.measure import seconds_here, time_of
     from skipwise.extend import extend, plan_run_evaluation
-    from skipwise.fit.recipe import fitted_recipe
-    from skipwise.model.forward_cost import training_seconds
+    from skipwise.fit.search import fitted_recipe
+    from skipwise.model.cost import training_seconds
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
@@ -167,12 +171,14 @@ def _print_coverage(recipe: Any, console: Any) -> None:
     from skipwise.training.prepare import window_of
 
     extension, rule = extension_of(load_config(recipe.model), recipe), recipe.positions
-    original, target = window_of(recipe, extension), extension.reach
+    original, target = window_of(recipe, extension), extension.target_length
     curve = coverage(original, target, rule.rules, scheme=rule.scheme)
     table = Table(title=f"coverage, {original:,} -> {target:,}, {rule.scheme}")
     for column in ("distance", "probability", *(["standard error"] if curve.samples else [])):
         table.add_column(column, justify="right")
-    for distance in _shown_distances(original, target):
+    bends = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
+    between = {target * k // 8 for k in range(1, 8)}
+    for distance in sorted(d for d in bends | between if 1 <= d < target):
         cells = [curve.probability, *([curve.standard_error] if curve.samples else [])]
         table.add_row(f"{distance:,}", *(f"{column[distance - 1]:.4f}" for column in cells))
     console.print(table)
@@ -187,7 +193,7 @@ def convert(
     """Convert GGUF, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors to a stock checkpoint."""
     console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
-        from skipwise.engines.gguf_in import convert_gguf
+        from skipwise.engines.export import convert_gguf
 
         convert_gguf(Path(checkpoint), out, console, checked=check)
     else:
@@ -216,8 +222,6 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if source is None:
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
-    if lora and changes.get("lora", {}) is None:
-        raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 
@@ -242,8 +246,49 @@ def _without(words: list[str], *options: str) -> list[str]:
     return kept
 
 
-def _shown_distances(original: int, target: int) -> list[int]:
-    """Distances at which the curve bends, and some between."""
-    marks = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
-    marks |= {target * k // 8 for k in range(1, 8)}
-    return sorted(d for d in marks if 1 <= d < target)
+@grouped
+def fit(
+    model: Model,
+    text: TextOptions,
+    target: Annotated[str | None, typer.Option(help="target length, e.g. 128k [8 times the original]")] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=read_path, metavar="FOLDER", help="write a checkpoint too [runs/fit-NAME-TARGET, without]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of chunks and prompts")] = 0,
+) -> None:
+    """Find the best interpolation of a model by measuring it, without training."""
+    console = prepare_process()
+    from rich.table import Table
+
+    from skipwise.fit.result import FILE, write_fit_page
+    from skipwise.fit.search import fit as search
+    from skipwise.fit.search import write_model
+
+    found, folder = search(
+        model, target=read_length(target), data=text.read(), out=out, minutes=minutes, seed=seed, console=console
+    )
+    head, rows = found.table()
+    table = Table(title="nats per token above the base", title_justify="left")
+    for number, column in enumerate(head):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
+    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
+    console.print(found.verdict, style="bold", soft_wrap=True)
+    console.print(found.caveats, soft_wrap=True)
+    console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
+    if found.plain is not found.best:
+        worse = found.total(found.plain) - found.total(found.best)
+        console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
+    if out is not None:
+        write_model(found, folder / "model")
+        console.print(f"model:  {folder / 'model'}", soft_wrap=True)
+    console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
+    console.print(
+        f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT",
+        soft_wrap=True,
+    )

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,25 +109,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def read_lengths(text: str | None) -> list[int]:
     """Read ``2k,4k``; no lengths where it is not given."""
-    if text is None:
-        return []
-    parts = [part.strip() for part in text.split(",")]
-    if any(_is_one_number(*pair) for pair in pairwise(parts)):
-        raise RecipeError(
-            f"{text!r} is no list of lengths: write them without separators of thousands, as 2048,4096 or 2k,4k"
-        )
-    return [parse_length(part) for part in parts]
-
-
-def _is_one_number(thousands: str, rest: str) -> bool:
-    """Whether two parts are one length, as 2,048 or 98,304: three digits that begin with 0, or a multiple of 1,024 together.
-
-    64,512 is such a multiple too; there the second part is a length that people ask for.
-    """
-    if not (thousands.isdecimal() and rest.isdecimal() and len(rest) == 3):
-        return False
-    together = int(thousands + rest)
-    return rest.startswith("0") or together.bit_count() == 1 or (together % 1024 == 0 and int(rest) % 64 != 0)
+    return [parse_length(part.strip()) for part in text.split(",")] if text else []
 
 
 def read_length(text: str | None) -> int | None:

@@ -1,37 +1,33 @@
 """What a command does with its process: the environment before torch starts, the console, the messages at the end."""
 
+import ctypes
 import errno
 import io
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import threading
-import warnings
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, printable, reason
+from skipwise.errors import UNSAFE, PeerError, SkipwiseError, out_of_memory, reason
 from skipwise.recipes.private import without_passwords
 from skipwise.results.files import is_shared
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
-_UNUSABLE = (
-    errno.EACCES,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EPERM,
-)
 _PEER_LOST = ("by peer", "NCCL")  # in what gloo and NCCL say of a process that is gone
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
+_EVERY = 10.0  # seconds
+_GROWTH = 2**28  # bytes
 
 
 def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
@@ -48,10 +44,11 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
         # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if trains:
-        from skipwise.cli.allocator import keep_freed_memory
+        from skipwise.cli.terminal import keep_freed_memory
 
         keep_freed_memory()
-    logging.getLogger("DeepSpeed").addFilter(_is_of_use)
+    # On import DeepSpeed logs that it found no GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -59,25 +56,13 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
     return new_console()
 
 
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """Whether to show what DeepSpeed logs: a filter of ``logging``. On import it says that it found no GPU."""
-    return "Setting accelerator to CPU" not in record.getMessage()
-
-
 def new_console() -> Any:
-    """A console that prints names and paths as they are, but no character of theirs that commands a terminal."""
+    """Return a console that prints names and paths as they are; of several processes rank 0 prints."""
     from rich.console import Console
-    from rich.segment import Segment
 
-    class Plain(Console):
-        def render(self, *what: Any, **how: Any) -> Iterator[Segment]:
-            for part in super().render(*what, **how):
-                yield part if part.control else Segment(printable(part.text, keep="\n\t"), part.style)
-
-    quiet = _rank() != "0"  # of several processes one prints
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that is not UTF-8 is shown by its bytes
-    return Plain(highlight=False, markup=False, emoji=False, quiet=quiet)
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a character
+    return Console(highlight=False, markup=False, emoji=False, quiet=_rank() != "0")
 
 
 @contextmanager
@@ -89,7 +74,7 @@ def explained(command: str = "") -> Iterator[None]:
     """
     terminated: list[int] = []
     try:
-        with _plain_warnings(), _sigterm_as_ctrl_c(terminated):
+        with _sigterm_as_ctrl_c(terminated):
             yield
     except SkipwiseError as error:
         rank = _rank()
@@ -112,12 +97,10 @@ def explained(command: str = "") -> Iterator[None]:
                 f"the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and go on: "
                 "extend with --resume, other commands as they are"
             ) from None
-        if error.errno in _UNUSABLE and error.filename:
+        if error.filename:
             raise _refused(
                 f"{error.filename} cannot be used: {error.strerror}; correct the path, or its rights"
             ) from None
-        if error.errno == errno.ENOENT and not _working_folder_exists():
-            raise _refused("the working folder was removed; change into another one") from None
         raise
     except (SystemExit, KeyboardInterrupt) as end:
         code = 128 + terminated[0] if terminated else getattr(end, "code", None)
@@ -136,14 +119,6 @@ def explained(command: str = "") -> Iterator[None]:
 def _rank() -> str:
     """The number of this process; a variable that another job left says nothing where one process was started."""
     return os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
-
-
-def _working_folder_exists() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _too_little_memory(error: BaseException, command: str) -> str:
@@ -165,14 +140,13 @@ def _refused(message: str) -> SystemExit:
 
 
 def readable(message: str) -> str:
-    """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe,
-    and without characters that command a terminal."""
+    """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe."""
     if any(word in message for word in UNSAFE):
         message = " ".join(part for part in _SENTENCE.split(message) if not any(word in part for word in UNSAFE))
     if len(message) > _LONGEST:
         kept = message[:_LONGEST].rsplit(maxsplit=1)[0]
         message = f"{kept} ... (and {len(message) - len(kept):,} characters more)"
-    return printable(message, keep="\n\t")
+    return message
 
 
 @contextmanager
@@ -202,18 +176,35 @@ def _sigterm_as_ctrl_c(terminated: list[int]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """In this context a record that was cut off is said in one sentence, once, without a line of source."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("once", CutOffWarning)
-        others = warnings.showwarning
+def keep_freed_memory() -> None:
+    """Tell glibc and torch to keep freed memory; call before the first tensor is made. Elsewhere a no-op."""
+    if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    except (OSError, AttributeError):
+        return
+    threading.Thread(target=_give_back_growth, args=(libc,), daemon=True).start()
 
-        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
-            if category is CutOffWarning:
-                new_console().print(str(message), style="yellow", soft_wrap=True)
-            else:
-                others(message, category, *where)
 
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
+def _give_back_growth(libc: ctypes.CDLL) -> None:
+    least = math.inf
+    while True:
+        time.sleep(_EVERY)  # after memory was given back, the next step takes what it needs
+        held = _resident_bytes()
+        least = min(least, held)
+        if held >= least + _GROWTH:
+            libc.malloc_trim(0)
+            least = math.inf
+
+
+def _resident_bytes() -> float:
+    """The memory that the process holds (proc_pid_statm(5)); infinite where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return math.inf
+    return float(pages) * os.sysconf("SC_PAGE_SIZE")

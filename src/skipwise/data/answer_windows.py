@@ -63,7 +63,7 @@ def draw_aims(rng: Rng, trained: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def aim(rng: Rng, plans: Plans, aims: np.ndarray, lengths: np.ndarray) -> Plans:
-    """Move the text of each example so that it holds the token at its aim, behind another one of its chunk.
+    """Move the text of each example so that it holds the token at its aim, after another token of its chunk.
 
     The chunk is the last of more than one token. All chunks move as far, but not beyond the document's ends. Positions
     and contiguous text stay so.

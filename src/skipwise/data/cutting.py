@@ -17,7 +17,7 @@ class ExampleRules:
     """Rules of examples: the plan of chunks, and the loss tokens.
 
     The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
-    trains it all the same.
+    trains it.
     """
 
     train_length: int

@@ -30,7 +30,7 @@ Example = dict[str, np.ndarray]
 
 
 class PoseDataset(torch.utils.data.Dataset[Example]):
-    """Examples of ``train_length`` tokens whose positions reach up to ``target_length``.
+    """Examples of ``train_length`` tokens with positions up to ``target_length``.
 
     An example draws a document with a chance in proportion to its tokens, then the plan.
 
@@ -54,9 +54,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_length: L_c in tokens, as 2048 or "2k".
         target_length: L_t in tokens.
         positions: the scheme and its options; default: PoSE with two chunks.
-        data: what is trained of the text (``assistant_only``, ``train_jumps``). Of conversations whose user turns are not
-            trained, and of tokenised data whose labels leave text out, every example holds a loss token
-            (``answer_windows``), and documents without one are left out. Settings that choose the documents (``source``,
+        data: what is trained of the text (``assistant_only``, ``train_jumps``). Where some tokens are not trained
+            (user turns, labels of -100), every example holds a loss token (``answer_windows``), and documents without one
+            are left out. Settings that choose the documents (``source``,
             ``held_out``, ``min_tokens``, ...) are for ``from_source``. Default: all text.
         examples: the length of the data set; default: the documents' tokens / ``train_length``.
         seed: of the whole sequence of examples.
@@ -101,8 +101,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         if not self._examples:
             raise DataError(
-                f"{int(self._ends[-1]):,} tokens of text are fewer than one example of {lengths[0]:,}; give more text, or say how "
-                "many examples to draw (examples)"
+                f"{int(self._ends[-1]):,} tokens of text are fewer than one example of {lengths[0]:,}; give more text, or set "
+                "examples"
             )
         self._epoch = shared_epoch()
         self._short = (
@@ -114,7 +114,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules.plan(Rng.of(seed, 0, 0), shortest)
         if data.assistant_only and not len(store.context):
             raise DataError(
-                "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
+                "assistant_only trains the assistant's turns, and this text has no conversation; leave it "
                 "out, or give records with messages"
             )
 
@@ -137,7 +137,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
         Args:
             source: a file, a folder, a data set or ``stdlib``, of which a tenth of the documents is held out by name; or a
-                ``Data``, all of whose settings apply.
+                ``Data`` with all of its settings.
             tokenizer: the model's; the other arguments are those of the class.
 
         Raises:

@@ -1,7 +1,7 @@
 """Passkey prompts: five digits hidden in filler text, asked for at the end (Mohtashami and Jaggi, 2023).
 
 The text is that of the PoSE paper's passkey figure. The model's own tokenizer measures the length of a prompt; its
-``depth`` is the share of the filler that stands before the key.
+``depth`` is the share of the filler before the key.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def filler(sentences: int, first: int = 0) -> str:
 
 
 def passkey_text(key: str, before: int, after: int) -> str:
-    """Return a prompt with ``before`` filler sentences before ``key`` and ``after`` behind it."""
+    """Return a prompt with ``before`` filler sentences before ``key`` and ``after`` after it."""
     lines = [filler(before), f"The pass key is {key}. Remember it. {key} is the pass key.", filler(after)]
     return _HEAD + "".join(f"{line}\n" for line in lines if line) + _QUESTION
 

@@ -30,7 +30,7 @@ class Room:
 
     tokenizer: "PreTrainedTokenizerBase"
     length: int
-    reserved: int = 0  # of ``length``, kept free behind the answer
+    reserved: int = 0  # of ``length``, kept free after the answer
     what: str = "a retrieval prompt"  # in the message of the error
 
     def measured(self, text: str, answer: str) -> tuple[list[int], int]:
@@ -50,7 +50,7 @@ class Room:
 def longest_prompt(
     room: Room, drawn: Callable[[int], tuple[str, str]], parts: range, *, each: float = 10.0
 ) -> tuple[int, list[int]]:
-    """Return the largest number of parts whose prompt fits the room with its answer, and that prompt's ids.
+    """Return the most parts that fit the room as a prompt with its answer, and the prompt's ids.
 
     The tokens grow almost linearly with the parts, so each step tries the count at which a line through the nearest two
     measurements meets the room's length.
@@ -101,7 +101,7 @@ def require_digits(tokenizer: "PreTrainedTokenizerBase") -> None:
         if decoded != digit:
             raise DataError(
                 f"the tokenizer turns the digit {digit} into {decoded!r}, but a pass key must survive encoding and "
-                "decoding; use a tokenizer whose vocabulary has all ten digits"
+                "decoding; use a tokenizer with all ten digits"
             )
 
 

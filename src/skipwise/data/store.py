@@ -12,7 +12,6 @@ All numbers are little-endian. ``skipwise.data.tokenising`` builds a store, and 
 """
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,15 +25,7 @@ from skipwise.data.spans import Spans
 from skipwise.data.text import Document, is_held_out
 from skipwise.errors import DataError, counted
 from skipwise.recipes.schema import Data
-from skipwise.results.files import (
-    keep_private,
-    private_folder,
-    private_mode,
-    read_json,
-    require_sealed,
-    seal,
-    write_json,
-)
+from skipwise.results.files import read_json, require_sealed, seal, write_json
 
 SCHEMA = 6
 FILES = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")
@@ -147,7 +138,7 @@ class StoreWriter(ExitStack):
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
         super().__init__()
-        private_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.vocabulary = folder, vocabulary  # every token id is below
         self.dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
         self.counts = {"documents": 0, "tokens": 0, "largest_token": -1}
@@ -161,7 +152,7 @@ class StoreWriter(ExitStack):
 
     def __enter__(self) -> "StoreWriter":
         for name, size in self._sizes.items():
-            self._files[name] = self.enter_context(open(self.folder / name, "ab", opener=_open_private))
+            self._files[name] = self.enter_context(open(self.folder / name, "ab"))
             self._files[name].truncate(size)
             self._files[name].seek(size)
         return self
@@ -185,7 +176,6 @@ class StoreWriter(ExitStack):
             file.flush()
         sizes = {name: file.tell() for name, file in self._files.items()}
         write_json(self.folder / "build.json", {"counts": self.counts, "bytes": sizes})
-        keep_private(self.folder / "build.json")
 
     def finish(self, **about: Any) -> None:
         """Write ``store.json``, with the manifest."""
@@ -194,12 +184,7 @@ class StoreWriter(ExitStack):
         manifest = seal(self.folder, FILES)
         about |= {"schema": SCHEMA, **self.counts, "dtype": self.dtype.str, "seal": manifest}
         write_json(self.folder / "store.json", about)
-        keep_private(self.folder / "store.json")
         (self.folder / "build.json").unlink(missing_ok=True)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, private_mode())
 
 
 def open_store(path: Path) -> TokenStore:

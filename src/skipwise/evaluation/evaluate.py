@@ -18,10 +18,16 @@ from skipwise.data.ruler import read_ruler_data
 from skipwise.data.store import TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.measure import answered, missing, require_memory, seconds_here, time_of, workloads
-from skipwise.evaluation.models import EvaluatedModel, assumed_length
 from skipwise.evaluation.plan import Batch, Readings, plan_model, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.server import Server
-from skipwise.evaluation.specification import RULER, Specification, is_ruler, specification_of
+from skipwise.evaluation.specification import (
+    RULER,
+    EvaluatedModel,
+    Specification,
+    assumed_length,
+    is_ruler,
+    specification_of,
+)
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,
@@ -37,15 +43,7 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import dtype_of
 from skipwise.recipes.schema import Arm, Recipe
-from skipwise.results.records import (
-    BenchmarkRecord,
-    Measured,
-    ReadingRecord,
-    Record,
-    append_record,
-    drop_cut_off_record,
-    read_records,
-)
+from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 
@@ -164,8 +162,6 @@ def evaluate(
     folder.begin(**facts)
     folder.require_same(plan.fingerprints)
     folder.record(**facts)
-    if drop_cut_off_record(folder.results):
-        console.print(f"{folder.results}: a kill cut off the last record, which is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
     _take_over(earlier, folder, plan, console)
     for model in models:
@@ -180,13 +176,11 @@ def evaluate(
 def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
     """Return the folder of an evaluation: a new one, or one with the same settings."""
     folder = RunFolder(path)
-    if not folder.facts.exists():
-        if not folder.is_free:
-            raise RunError(f"{path} exists and is no evaluation; give another --out")
+    if folder.is_free:
         return folder
-    begun = folder.read().get("evaluation")
-    if not (isinstance(begun, dict) and "models" in begun):
-        raise RunError(f"{path} is a run, not an evaluation; give another --out")
+    begun = folder.read().get("evaluation", {})
+    if "models" not in begun:
+        raise RunError(f"{path} exists and is no evaluation; give another --out")
     if changed := [key for key in {**begun, **settings} if begun.get(key) != settings.get(key)]:
         values = ", ".join(key if key == "models" else f"{key} ({begun.get(key)!r})" for key in changed)
         raise RunError(f"{path} was begun with other settings: {values}; give the same, or another --out")

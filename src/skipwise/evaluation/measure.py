@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel
 
-from skipwise.data.shipped import KINDS
+from skipwise.data.text import KINDS
 from skipwise.errors import EvaluationError, out_of_memory
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.plan import Batch, Prompts, Readings, Request
@@ -22,10 +22,9 @@ from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import specification_of
 from skipwise.evaluation.texts import longest_segment, most_segments
 from skipwise.model.config import load_config
-from skipwise.model.cost import machine_memory, parameters_of, token_bytes
+from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
 from skipwise.model.extension import extension_of
-from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.model.precision import default_device, dtype_of
+from skipwise.model.precision import default_device
 from skipwise.progress import progress
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import Measured, ReadingRecord, Record, append_record, read_records
@@ -80,9 +79,7 @@ def measure(
     model: PreTrainedModel, batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]
 ) -> None:
     """Answer every request under one progress bar; ``on_record`` gets each record."""
-    label, precision = batches[0].requests[0].arm, batches[0].requests[0].precision
-    itemsize = min(model.dtype.itemsize, dtype_of(precision).itemsize)
-    require_memory(workloads(batches), model.config, itemsize, model.get_memory_footprint(), model.device)
+    label = batches[0].requests[0].arm
     cost = ForwardCost.of(model)
     operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
     total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))

@@ -18,10 +18,9 @@ from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.data.store import TokenStore, check_vocabulary
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import TooShortError
-from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.retrieval import Answer, Question, answers, ask_number, ask_ruler, draw_prompt
-from skipwise.evaluation.specification import RULER, Specification, is_ruler
+from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, is_ruler
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,

@@ -7,7 +7,7 @@ stopped, so that records compare.
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,9 @@ class Server:
             EvaluationError: the server fails.
         """
         order = sorted(range(len(questions)), key=lambda i: questions[i].ids)
-        for place, completion, seconds in self.completions([self._body(questions[i]) for i in order]):
+        room = [question.most if self.window is None else self.window - len(question.ids) for question in questions]
+        bodies = [{"prompt": questions[i].ids, "max_tokens": min(questions[i].most, room[i])} for i in order]
+        for place, completion, seconds in self.completions(bodies):
             number, question = order[place], questions[order[place]]
             if completion.token_ids:
                 yield as_far_as_needed(number, question, completion.token_ids, tokenizer, seconds)
@@ -72,40 +74,40 @@ class Server:
                 text = completion.text.strip()
                 yield Answer(number, text, question.score(text), seconds)
 
-    def _body(self, question: Question) -> dict[str, Any]:
-        """Return a request; its answer is cut to the server's window."""
-        most = question.most if self.window is None else min(question.most, self.window - len(question.ids))
-        return {"prompt": question.ids, "max_tokens": most}
-
     def completions(self, bodies: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Completion, float]]:
         """Send requests, ``at_once`` at a time; yield number, completion and seconds of each."""
-        with asyncio.Runner() as runner:
-            client, free = _client(self.url, self.timeout), asyncio.Semaphore(self.at_once)
-            loop = runner.get_loop()
-            left = {loop.create_task(self._complete(client, free, number, body)) for number, body in enumerate(bodies)}
-            try:
-                while left:
-                    done, left = runner.run(_first(left))
-                    for task in sorted(done, key=lambda task: task.exception() is not None):
-                        yield task.result()
-            finally:  # after Ctrl-C too
-                for task in left:
-                    task.cancel()
-                runner.run(client.aclose())
+        with asyncio.Runner() as runner:  # cancels what is left at the end, after Ctrl-C too
+            made = self._completions(bodies)
+            while (one := runner.run(_next(made))) is not None:
+                yield one
 
-    async def _complete(
-        self, client: httpx2.AsyncClient, free: asyncio.Semaphore, number: int, body: dict[str, Any]
-    ) -> tuple[int, Completion, float]:
-        async with free:
-            began = time.perf_counter()
-            request = {"model": self.name, "return_token_ids": True, **_GREEDY, **body}
-            answer = await _json(client, "/v1/completions", request)
+    async def _completions(self, bodies: Sequence[dict[str, Any]]) -> AsyncIterator[tuple[int, Completion, float]]:
+        free = asyncio.Semaphore(self.at_once)
+
+        async def complete(number: int, body: dict[str, Any]) -> tuple[int, Completion, float]:
+            async with free:
+                began = time.perf_counter()
+                request = {"model": self.name, "return_token_ids": True, **_GREEDY, **body}
+                answer = await _json(client, "/v1/completions", request)
+                try:
+                    choice = answer["choices"][0]
+                    completion = Completion(choice["text"].strip(), choice.get("token_ids"))
+                except (LookupError, TypeError, AttributeError) as error:
+                    raise _other_protocol(client, answer) from error
+                return number, completion, time.perf_counter() - began
+
+        async with _client(self.url, self.timeout) as client:
+            tasks = [asyncio.ensure_future(complete(number, body)) for number, body in enumerate(bodies)]
             try:
-                choice = answer["choices"][0]
-                completion = Completion(choice["text"].strip(), choice.get("token_ids"))
-            except (LookupError, TypeError, AttributeError) as error:
-                raise _other_protocol(client, answer) from error
-            return number, completion, time.perf_counter() - began
+                for done in asyncio.as_completed(tasks):
+                    yield await done
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+
+async def _next(made: AsyncIterator[tuple[int, Completion, float]]) -> tuple[int, Completion, float] | None:
+    return await anext(made, None)
 
 
 def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeout: float = TIMEOUT) -> Server:
@@ -115,7 +117,12 @@ def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeou
         RecipeError: ``url`` is no address, or ``name`` is not served, or is needed.
         EvaluationError: the server cannot be reached, or has another protocol.
     """
-    address = _address(url)
+    parsed = httpx2.URL(url.strip())
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:  # run.json keeps commands
+        raise RecipeError(
+            "--server is not an address without a password; give e.g. http://localhost:8000, a key by OPENAI_API_KEY"
+        )
+    address = str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
     models, version = asyncio.run(_served(address, min(timeout, _LIST)))
     names = [model["id"] for model in models]
     if name not in names and (name or len(names) > 1):
@@ -124,17 +131,6 @@ def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeou
     engine = f"{model.get('owned_by') or 'a server'} {version}".strip()
     window = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")  # vLLM, llama.cpp
     return Server(address, model["id"], engine, window, at_once, timeout)
-
-
-def _address(url: str) -> str:
-    """Return the address without path and query."""
-    with suppress(httpx2.InvalidURL):
-        parsed = httpx2.URL(url.strip())
-        if parsed.scheme in ("http", "https") and parsed.host and not parsed.userinfo:  # run.json keeps commands
-            return str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
-    raise RecipeError(
-        "--server is not an address without a password; give e.g. http://localhost:8000, a key by OPENAI_API_KEY"
-    )
 
 
 def _client(url: str, timeout: float) -> httpx2.AsyncClient:
@@ -196,7 +192,3 @@ def _other_protocol(client: httpx2.AsyncClient, answer: object) -> EvaluationErr
     return EvaluationError(
         f"the server at {client.base_url} does not speak OpenAI's completions protocol: {str(answer)[:60]!r}; give another address"
     )
-
-
-async def _first(tasks: set[asyncio.Task[Any]]) -> tuple[set[asyncio.Task[Any]], set[asyncio.Task[Any]]]:
-    return await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

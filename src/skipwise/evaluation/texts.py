@@ -13,9 +13,8 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.data.store import TokenStore, split_by_name
-from skipwise.data.text import Document
+from skipwise.data.text import KINDS, Document, shipped_text
 from skipwise.data.tokenising import text_encoder
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.model.origin import Origin

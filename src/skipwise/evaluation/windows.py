@@ -40,15 +40,8 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
     fewer than two tokens has nothing to score. With ``stride == window`` neighbours share one token, the
     context without which the next token could not be scored.
     """
-    if window < 2:
-        raise RecipeError(f"window {window} must be at least 2 tokens, one of context and one to score; widen it")
-    if stride < 1:
-        raise RecipeError(f"stride {stride} must be at least 1 token; choose 1 to the window, {window}")
-    if stride > window:
-        raise RecipeError(
-            f"stride {stride} must not exceed the window {window}, or tokens between windows would never be "
-            "scored; lower the stride or widen the window"
-        )
+    if not 1 <= stride <= window or window < 2:
+        raise RecipeError(f"stride {stride} must lie between 1 and the window, and window {window} must be at least 2")
     if tokens < 2:
         return []
     end = min(window, tokens)

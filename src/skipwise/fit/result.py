@@ -1,12 +1,15 @@
 """What a fit found: ``fit.json``, the settings that it recommends, and the table."""
 
+import json
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from skipwise.errors import RunError
@@ -15,12 +18,17 @@ from skipwise.fit.score import Score
 from skipwise.method.interpolation import rope_parameters
 from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
-from skipwise.results.files import read_json, write_json
+from skipwise.recipes.loading import to_text
+from skipwise.report.canvas import ARM_LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.results.files import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FILE = "fit.json"
 PUBLISHED = "YaRN as published"
 _WORTH = 0.01  # nats per token; what gains less is no reason to leave YaRN as published
-_HARMLESS = 0.15  # nats per token behind a skip; settings that lose less are not ranked by it (docs/fit.md)
+_HARMLESS = 0.15  # nats per token after a skip; settings that lose less are not ranked by it (docs/fit.md)
 _COLUMNS = 3  # of far places in the table
 _PLAIN = ("yarn", "ntk", "theta")  # what every engine serves
 _REQUEST = ("fingerprint", "original", "target", "text", "seed")  # what decides the measurements
@@ -186,3 +194,66 @@ def read_fit(path: Path) -> Fit:
         raise RunError(
             f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out"
         ) from error
+
+
+_LOOKS = dict(
+    zip(
+        (PUBLISHED, "fitted", "power, no search", "NTK", "YaRN, fitted"),
+        ("pi-only", "pose", "cream", "randpos", "full"),
+        strict=True,
+    )
+)
+_HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
+
+
+def write_fit_page(found: Fit, folder: Path) -> Path:
+    """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
+    figure = write(loss_plot(found), folder / "figures")
+    head, rows = found.table()
+    environment = Environment(
+        loader=PackageLoader("skipwise", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("fit.html.j2").render(
+        name=Path(found.model).name,
+        found=found,
+        lengths=[format_length(found.original), format_length(found.target)],
+        head=head,
+        rows=rows,
+        best=next((i for i, one in enumerate(found.shown()) if one is found.best), None),
+        figure=figure,
+        svg=Markup(figure.svg),
+        recipe=to_text(found.best.recipe),
+        parameters=json.dumps(found.best.rope_parameters),
+        plain=found.plain,
+        plain_parameters=json.dumps(found.plain.rope_parameters),
+        file=folder / FILE,
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def loss_plot(found: Fit) -> Plot:
+    """Plot by place what each interpolation loses to the base, a line for each."""
+    shown = [one for one in found.shown() if one.score.places and one.role in _LOOKS]
+    curves = {one.role: found.excess(one) for one in shown}
+    lowest = min(max(curve.values()) for curve in curves.values())
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for role, curve in curves.items():
+            axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
+        base_line(axes, 0.0, ARM_LOOKS["original"].colour)
+        axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
+        length_axis(axes, found.edges[1:], "place in one window (tokens)")
+        axes.set_ylabel("nats above the base")
+        mark_original(axes, found.original, ink)
+
+    data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
+    caption = (
+        f"Lower is better. One window of {found.dense:,} tokens, not trained; the base reads the same text in windows of "
+        f"{found.original:,} (dashed line)."
+    )
+    return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)

@@ -1,4 +1,4 @@
-"""What an interpolation costs an untrained model: text in one window, text behind a skip, answers behind a skip.
+"""What an interpolation costs an untrained model: text in one window, text after a skip, answers after a skip.
 
 One contiguous window of two to four original lengths ranks interpolations for 16 times the window nearly as a window of 64k
 does (docs/fit.md), but cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
@@ -28,7 +28,7 @@ class Windows:
         original: L_o in tokens.
         target: L_t in tokens.
         documents: contiguous text, the longest first, each [dense] once it is shortened.
-        chunks: contiguous text whose second half is moved away, [rows, 2 chunk].
+        chunks: contiguous text with its second half moved away, [rows, 2 chunk].
         prompts: passkey prompts with their answers, and the tokens of the answer.
     """
 
@@ -65,7 +65,7 @@ class Score:
     """What one interpolation costs, in nats per token; None where it was not measured.
 
     Attributes:
-        skipped: by distance, the loss of a chunk behind a skip less the loss of that chunk alone.
+        skipped: by distance, the loss of a chunk after a skip less the loss of that chunk alone.
         places: the loss by place in the contiguous window, by the last token of each place.
         answers: by distance, the loss of a passkey's digits.
     """
@@ -115,7 +115,7 @@ def by_place(model: PreTrainedModel, windows: Windows, precision: str, window: i
 
 
 def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> dict[int, float]:
-    """Return by distance the mean loss of a passkey's digits, whose question is moved away; 0: not moved."""
+    """Return by distance the mean loss of a passkey's digits with the question moved away; 0: not moved."""
     losses = {}
     for skip in (0, *windows.skips):
         each = []
@@ -127,7 +127,7 @@ def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> d
 
 
 def _loss(model: PreTrainedModel, rows: np.ndarray, scored: int, skip: int, moved: int, precision: str) -> float:
-    """Return the mean loss of the last ``scored`` tokens of rows whose last ``moved`` tokens lie ``skip`` positions on."""
+    """Return the mean loss of the last ``scored`` tokens of rows with the last ``moved`` tokens ``skip`` positions on."""
     losses = []
     for row in rows:  # one at a time: the logits of a large vocabulary are what takes the memory
         ids = torch.from_numpy(row)[None].to(model.device)

@@ -17,28 +17,30 @@ from scipy.optimize import minimize
 
 from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.tokenising import tokenise
-from skipwise.errors import DataError, RunError
+from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.texts import fair_documents, longest_first
-from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit
+from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import format_length
+from skipwise.method.limits import SHORT_WINDOW
 from skipwise.model.config import load_config
-from skipwise.model.extension import Extension, plan_extension, set_frequencies
-from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.cost import ForwardCost, Speed, training_seconds
+from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies
+from skipwise.model.loading import load_model, load_tokenizer, save_extended
 from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import choose_precision, default_device, dtype_of
-from skipwise.model.saving import save_extended
 from skipwise.progress import doing, progress
 from skipwise.recipes.names import short_name
-from skipwise.recipes.schema import Data
+from skipwise.recipes.schema import AUTO, FITTED, Data, Recipe
+from skipwise.results.files import default_cache, short_digest
+from skipwise.training import processes
 
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
 # Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, math.inf), (1, math.inf), (2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
 _TRUSTED = 16  # factor up to which windows of a few original lengths rank settings (docs/fit.md)
-_HOPELESS = 0.5  # nats per token: a candidate that loses so much more behind a skip is not read in one window
+_HOPELESS = 0.5  # nats per token: a candidate that loses this much more after a skip is not read in one window
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
 _LAST = 0.15  # of these steps, the last
@@ -168,7 +170,7 @@ def _documents(
         )
     if longest < best:
         console.print(
-            f"the longest document has {longest:,} tokens; farther distances are measured behind skips alone. Best are "
+            f"the longest document has {longest:,} tokens; farther distances are measured by skips alone. Best are "
             f"documents of {best:,}",
             style="yellow",
         )
@@ -241,3 +243,70 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
     for beta_slow in (1.0, 2.0, 4.0) if slow < 2 else (1.0, slow):
         measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))
     measure("theta", by("theta", rope_theta=rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2)))
+
+
+_SHARE, _LEAST = 0.1, 3.0  # of the training's time; minutes
+
+
+def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> tuple[Recipe, Path | None]:
+    """Return the recipe with the settings of its fit, and the fit's file.
+
+    ``fitted`` searches for a tenth of the training's time, and keeps the fit in the user's cache. ``auto`` does so from 8 times
+    the window on, and takes YaRN below and where no fit can be made. A path is that of a ``fit.json``. A run that is resumed
+    keeps its fit.
+
+    Raises:
+        RunError: the fit is of another model or target, damaged, or not finished.
+    """
+    if not recipe.is_fitted:
+        return recipe, None
+    with processes.together():
+        extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)
+    if resume and out is not None and (out / FILE).is_file():
+        path = out / FILE
+    elif recipe.interpolation == AUTO:
+        if extension.interpolation == "yarn":
+            return _with(recipe, {"interpolation": "yarn"}), None
+        try:
+            path = _searched(recipe, extension, fingerprint, console)
+        except (DataError, RunError) as error:
+            console.print(f"interpolation: yarn, because no fit can be made: {error}", style="yellow", soft_wrap=True)
+            return _with(recipe, {"interpolation": "yarn"}), None
+    elif recipe.interpolation == FITTED:
+        path = _searched(recipe, extension, fingerprint, console)
+    else:
+        path = Path(recipe.interpolation)
+    found, target = read_fit(path), extension.target_length
+    if (found.fingerprint, found.target) != (fingerprint, target):
+        raise RunError(
+            f"{path} is a fit of {found.model} for {found.target:,} tokens, not of {recipe.model} for {target:,}; run skipwise fit "
+            f"{recipe.model} --target {target}"
+        )
+    if not found.finished:
+        raise RunError(
+            f"{path} is not finished ({counted(len(found.candidates), 'candidate')} measured); run the same skipwise fit again"
+        )
+    console.print(f"fitted interpolation: {found.best.extension.told}, from {path}", soft_wrap=True)
+    return _with(recipe, found.best.recipe), path
+
+
+def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: Console) -> Path:
+    """Return the cached fit of a recipe; the first process makes it."""
+    target, original, training = extension.target_length, extension.rope.original_length, recipe.training
+    key = short_digest(f"{fingerprint} {target} {recipe.data.model_dump_json()} {recipe.seed}".encode())
+    folder = default_cache() / "fits" / key
+    with processes.together(), processes.main_process_first():
+        if not ((folder / FILE).is_file() and read_fit(folder / FILE).finished):
+            device = default_device()
+            precision = choose_precision("auto", device)
+            tokens = training.max_steps * training.batch_size * recipe.train_length_of(original)
+            config, window = load_config(recipe.model), min(original, SHORT_WINDOW)
+            minutes = max(_SHARE * training_seconds(config, tokens, window, precision, device) / 60, _LEAST)
+            fit(
+                recipe.model, target=target, data=recipe.data, out=folder, minutes=minutes, seed=recipe.seed, console=console
+            )  # fmt: skip
+    return folder / FILE
+
+
+def _with(recipe: Recipe, settings: dict[str, object]) -> Recipe:
+    return Recipe.model_validate({**recipe.model_dump(exclude_unset=True), **settings})

@@ -136,7 +136,7 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
     if samples * elements > _MOST_ELEMENTS:
         raise RecipeError(
             f"samples {samples:,} of {chunks:,} chunks up to {target:,} would take hours; lower samples to "
-            f"{_MOST_ELEMENTS // elements:,} at the most"
+            f"at most {_MOST_ELEMENTS // elements:,}"
         )
     batch = max(1, _BATCH_ELEMENTS // elements)
     covered = np.zeros(target - 1, dtype=np.int64)
@@ -150,7 +150,7 @@ def count_by_intervals(plans: Plans, target_length: int) -> np.ndarray:
     """Count the examples that cover each distance, int64 [target_length - 1], from the intervals of all chunk pairs.
 
     Chunks i < j with the positions s_i..e_i and s_j..e_j cover every distance from s_j - e_i to e_j - s_i; one chunk
-    covers 1..l - 1. The intervals of an example are sorted, and the part that an earlier interval reaches is cut off,
+    covers 1..l - 1. The intervals of an example are sorted, and the part that a previous interval reaches is cut off,
     so that each distance counts once.
     """
     starts = np.cumsum(plans.lengths, axis=1) - plans.lengths + plans.skips

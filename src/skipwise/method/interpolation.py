@@ -63,12 +63,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """What an interpolation may be told; None stands for its default.
+    """Optional settings of an interpolation; None is its default.
 
     Attributes:
         rope_theta: the base that ``theta`` sets, above the model's own.
-        beta_fast: pairs that make at least so many turns within the original window keep their frequency (YaRNs); default 32.
-        beta_slow: pairs that make at most so many are divided by s; default 1 (YaRNs) or 0.6 (``power``).
+        beta_fast: pairs that make at least this many turns within the original window keep their frequency (YaRNs); default 32.
+        beta_slow: pairs that make at most this many are divided by s; default 1 (YaRNs) or 0.6 (``power``).
         power: how late the divisor rises to s, pair by pair (``power``); default 2.
         attention_factor: cos and sin are multiplied by it; ``frequencies`` has the defaults.
         factors: what ``factors`` divides theta_j by, a number for each rotated pair, the fastest pair first.

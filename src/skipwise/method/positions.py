@@ -44,7 +44,7 @@ class ChunkRules:
             places from a ~ U{0..L_x - L_c} on, sorted, ``zero``: all of them a, contiguous text; ``aligned``: a + u_i;
             ``even``: a + U{0..L_t - L_c}; beyond the document's end counted back from it.
         contiguous: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
-            positions, whose last labels have all of the window before them. The paper has none.
+            positions. Its last labels have all of the window before them. The paper has none.
 
     Raises:
         RecipeError: a rule is unknown or needs two chunks, the chunks are no whole number from 1 up, or the share is not in 0..1.

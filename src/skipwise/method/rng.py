@@ -3,7 +3,7 @@
 A counter-based generator keeps no state: it scrambles a counter, here those four numbers, and the result is the
 random number. So an example is the same on every worker, rank and machine, and after every resume. The scrambling
 function is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), a
-bijection of 64-bit integers whose output on consecutive inputs passes BigCrush.
+bijection of 64-bit integers; its output on consecutive inputs passes BigCrush.
 """
 
 from dataclasses import dataclass

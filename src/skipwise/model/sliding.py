@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
+from skipwise.model.blocked_attention import CACHE
 from skipwise.model.config import FULL, SLIDING, slides, slides_in_some
-from skipwise.model.key_value_cache import CACHE
 
 
 def mask_by_position(model: PreTrainedModel) -> None:

@@ -99,9 +99,6 @@ class Positions(Section):
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field("even", description="how content offsets v_i are drawn (pose)")
     contiguous: float = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
-    margin: float = Field(
-        0.0, ge=0, le=1, description="share of the target by which positions are extended and trained beyond it"
-    )
 
     @property
     def rules(self) -> ChunkRules:

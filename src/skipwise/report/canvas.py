@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from skipwise.errors import RecipeError
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import BASELINES
 from skipwise.results.files import replacing, write_csv, write_text
@@ -123,15 +122,8 @@ def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
 
 def write_one(plot: Plot, path: Path) -> None:
     """Draw a plot into one ``.svg`` or ``.png`` file."""
-    require_figure_ending(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_render(plot, "png") if path.suffix == ".png" else _standalone(_svg(plot)).encode())
-
-
-def require_figure_ending(path: Path) -> None:
-    """Require a path that ends in .svg or .png."""
-    if path.suffix not in (".svg", ".png"):
-        raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
 
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
@@ -222,16 +214,12 @@ def _svg(plot: Plot) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font: (\d+ )?([\d.]+)px [^;\"]*", _font, svg)
+    svg = re.sub(r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14")
     svg = svg.replace(_INK, "currentColor")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
-
-
-def _font(match: re.Match[str]) -> str:
-    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
-    return f"{weight}font-size: {match[2]}px"
 
 
 def _standalone(svg: str) -> str:

@@ -135,7 +135,6 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
     caption = (
         "Five digits are hidden in the prompt, and all must be right. "
         + (f"At {last:,} tokens: {as_list(at_last)}. " if at_last else "")
-        + _without_digits(task, [row for row in data.rows if row.model in few and task in row.trials], last)
         + "Thin lines are 95% intervals."
         + "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
     )
@@ -143,17 +142,6 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
     table = [[label, n, count, round(count * mean), mean, *ends] for label, n, count, mean, *ends in _data(curves)]
     title = f"{task_title(task).capitalize()} found, by prompt length"
     return Plot(_file_name(task), title, columns, table, draw, caption)
-
-
-def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
-    """Count misses without a digit, which show nothing about reach."""
-    counts = []
-    for row in rows:
-        misses = [trial.answer for trial in row.trials[task].get(length, {}).values() if not trial.hit]
-        if misses:  # records escape control characters, e.g. as \\x0a
-            none = sum(not re.search(r"\d", re.sub(r"\\(x\w{2}|u\w{4})", "", answer)) for answer in misses)
-            counts.append(f"{row.model} {none} of {len(misses)}")
-    return f"Misses there whose answer has no number: {as_list(counts)}. " if counts else ""
 
 
 def _file_name(task: str) -> str:

@@ -1,11 +1,11 @@
 """Read a folder of ``skipwise extend`` or ``skipwise evaluate``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skipwise.errors import RunError, printable
+from skipwise.errors import RunError
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, Record, RulerRecord, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
 
@@ -59,38 +59,18 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
     """Read a run or an evaluation.
 
     Raises:
-        RunError: the folder is neither, has no results, or a file of it is damaged.
+        RunError: the folder has no results, or a file of it is damaged.
     """
-    if not (folder / "run.json").exists() and not (folder / "results.jsonl").exists():
-        raise RunError(
-            f"{folder} is neither a run nor an evaluation of skipwise; give the folder of one, e.g. runs/NAME"
-        )
     records = read_records(folder / "results.jsonl")
     if not records:
-        raise RunError(f"{folder} has no results yet; finish it: extend with --resume, evaluate by the same command")
+        raise RunError(
+            f"{folder} has no results.jsonl; give the folder of a run or an evaluation, or finish it: extend with --resume, "
+            "evaluate by the same command"
+        )
     run = RunFolder(folder)
     info = run.read()
     recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""
-    current = [_printable(record) for record in records if _is_current(info, record)]
-    return Folder(printable(name or folder.name), current, _printable(info), printable(recipe, keep="\n\t"))
-
-
-def _printable(value: Any) -> Any:
-    """Escape control characters, which a terminal would obey."""
-    match value:
-        case str():
-            return printable(value)
-        case list():
-            return [_printable(item) for item in value]
-        case dict():
-            return {_printable(key): _printable(item) for key, item in value.items()}
-        case _ if isinstance(value, Record):
-            texts = {
-                key: text for key, text in vars(value).items() if isinstance(text, str) and text != printable(text)
-            }
-            return replace(value, **_printable(texts)) if texts else value
-        case _:
-            return value
+    return Folder(name or folder.name, [record for record in records if _is_current(info, record)], info, recipe)
 
 
 def _is_current(info: Mapping[str, Any], record: Record) -> bool:

@@ -1,24 +1,28 @@
-"""Write the model card: the ``README.md`` of an extended model, with its results and how to load it.
+"""Write the model card, the ``README.md`` of an extended model, with its results and how to load it; publish the model.
 
-Its head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
+The card's head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
 """
 
 import json
 import re
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
+from rich.console import Console
 
-from skipwise.errors import printable
-from skipwise.model import lora, serving
-from skipwise.model.config import resolve
+from skipwise.errors import ModelError, RunError, reason
+from skipwise.model import lora
+from skipwise.model.config import FACTORS_BY_FREQUENCY, by_frequency, extended_set, resolve
 from skipwise.model.extension import Extension
-from skipwise.model.origin import promised_length
-from skipwise.recipes.names import arm_name, expanded
+from skipwise.model.origin import FILE, promised_length, read_seal, require_unchanged, write_seal
+from skipwise.recipes.names import arm_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
 from skipwise.report.numbers import ReportData, task_title
@@ -31,15 +35,14 @@ HERE = "path/to/this/folder"  # the model, in commands of the card
 _SHORT_OF_MEMORY = (
     "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
 )
+_CARD = "README.md"
+_LEFT_OUT = [".*", _CARD]  # hidden files may have secrets; the card is sent as it was shown
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
     """Write the card of a run's model."""
     facts, original, data = run.read(), extension.rope.original_length, ReportData([measured])
     best = {}
-    margin = (
-        f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
-    )
     if kept := facts.get("kept"):
         best["step"] = (
             f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
@@ -54,7 +57,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         warning=other_text_warning(measured),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
-            "interpolation": f"{extension.told} x{extension.factor:g}{margin}",
+            "interpolation": f"{extension.told} x{extension.factor:g}",
             "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,
             "seed": str(recipe.seed),
@@ -79,7 +82,7 @@ def write_card(
 ) -> None:
     """Write the card into ``folder``, with a copy of the PNG ``figure``."""
     data = data or ReportData([])
-    lines = ["---", _head(printable(title), base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
+    lines = ["---", _head(title, base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
@@ -111,7 +114,7 @@ def eval_results(data: ReportData) -> list[EvalResult]:
     for number in data.numbers:
         if number.measure.hub and number.label in data.extended:
             task = number.measure.short
-            fields = {"text": printable(number.text), "task": task, "title": task_title(task), "length": number.length}
+            fields = {"text": number.text, "task": task, "title": task_title(task), "length": number.length}
             names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
             about: dict[str, Any] = dict(
                 zip(names, (part.format(**fields) for part in number.measure.hub), strict=True)
@@ -149,14 +152,127 @@ def _ways_to_load(folder: Path) -> list[str]:
     if base := lora.base_of(str(folder)):
         return [
             "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
-            f"```python\n{serving.peft(resolve(base), HERE)}\n```\n",
+            f"```python\n{_peft_code(resolve(base), HERE)}\n```\n",
             f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
             'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.saved: merged` in the recipe.',
         ]
     return [
         "Stock transformers loads it; the interpolation is in `config.json`:\n",
-        f"```python\n{serving.transformers(HERE)}\n```\n",
+        f"```python\n{_transformers_code(HERE)}\n```\n",
         f"{_SHORT_OF_MEMORY}\n",
-        f"- vLLM: {serving.vllm(length, HERE)}",
-        f"- llama.cpp: {serving.llama_cpp(config, length, HERE)}",
+        f"- vLLM: `vllm serve {HERE} --max-model-len {length}`",
+        f"- llama.cpp: {llama_cpp(config, length, HERE)}",
     ]
+
+
+def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
+    """Return the commands for llama.cpp, or why it cannot serve the model."""
+    rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
+        return (
+            f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
+        )
+    return (
+        f"`skipwise export {path} --out model.gguf`, which checks the file in llama.cpp, then "
+        f"`llama-server -m model.gguf -c {length}`"
+    )
+
+
+def _transformers_code(path: str) -> str:
+    """Return Python code that loads a checkpoint."""
+    return f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
+
+
+def _peft_code(base: str, path: str) -> str:
+    """Return Python code that loads an adapter with its base."""
+    return f"""\
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+config = AutoConfig.from_pretrained({json.dumps(path)})  # has the extended RoPE
+base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, config=config)
+model = PeftModel.from_pretrained(base, {json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
+
+
+def publish(
+    model: Path,
+    name: str,
+    console: Console,
+    *,
+    upload: bool = False,
+    private: bool = False,
+    base: str | None = None,
+    license: str | None = None,
+) -> None:
+    """Show a model's files and card; with ``upload`` publish them as OWNER/NAME.
+
+    ``base`` (a hub name) and ``license`` (an identifier of the hub) replace those of the card.
+
+    Raises:
+        ModelError: there is no finished model.
+        RunError: a name is not OWNER/NAME, the card has no license, or the hub refuses.
+    """
+    folder = Path(model_name(str(model)))
+    if not (folder / "config.json").exists() or not (folder / _CARD).exists():
+        raise ModelError(f"{folder} has no finished model; finish the run with --resume, or give another folder")
+    require_unchanged(folder)
+    for given in filter(None, (name, base)):
+        if not is_hub_name(given):
+            raise RunError(f"{given!r} is not a name on the hub; give OWNER/NAME")
+    with _with_hub_base(folder, base) as published:
+        card = ModelCard.load(published / _CARD)
+        card.text = card.text.replace(HERE, name)
+        card.data.base_model = base or card.data.base_model
+        card.data.license = license or card.data.license
+        if not card.data.license:
+            raise RunError(f"{folder / _CARD} has no license; give the base's, for example --license apache-2.0")
+        files = [path for path in sorted(published.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        for path in files:
+            console.print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)
+        console.print(f"\n{card}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{FILE} has the names of the base and of the training text.", style="yellow")
+        if not upload:
+            console.print(f"Nothing was published. To publish these files as {name}, add --upload.")
+            return
+        api = HfApi()
+        try:
+            card.validate()  # by the hub, before a repository is made
+            url = api.create_repo(name, private=private or None, exist_ok=True)
+            public = private and not api.repo_info(name).private
+            if not public:
+                api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=_LEFT_OUT)
+                api.upload_file(repo_id=name, path_or_fileobj=str(card).encode(), path_in_repo=_CARD)
+        except Exception as error:  # of the hub's HTTP client
+            text = reason(ValueError(" ".join(str(error).split())))
+            raise RunError(
+                f"the hub refuses {name} ({type(error).__name__}: {text}); log in with `hf auth login`, unset "
+                "HF_HUB_OFFLINE, check name, license and network, and run the command again"
+            ) from error
+        if public:
+            raise RunError(f"{name} exists and is public; make it private on the hub, or give another name")
+        console.print(f"published: {url}")
+
+
+@contextmanager
+def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
+    """Yield the folder, or a copy of a local-base adapter with ``base``."""
+    own = lora.base_of(str(folder))
+    if own is None or is_hub_name(own):
+        yield folder
+        return
+    if base is None:
+        raise RunError(f"{folder} is an adapter of {own}, which is not a name on the hub; give --base OWNER/NAME")
+    with TemporaryDirectory() as place:
+        copied = Path(shutil.copytree(folder, Path(place) / folder.name))
+        lora.name_base(copied, base)
+        text = (copied / _CARD).read_text(encoding="utf-8")
+        text = re.sub(r'(?<=from_pretrained\()".*?"(?=, config=config\))', lambda _: json.dumps(base), text)
+        (copied / _CARD).write_text(text, encoding="utf-8")
+        facts = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
+        write_seal(copied, facts | {"base": base, "base_fingerprint": None})  # on the hub a commit is the fingerprint
+        yield copied

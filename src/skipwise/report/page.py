@@ -1,7 +1,7 @@
 """Write figures, ``numbers.csv`` and one HTML page of runs or of an evaluation, from their records alone."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from skipwise.report.figures import draw_figures
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.numbers import ReportData, paper_differences
 from skipwise.report.rows import benchmarks_of, other_text_warning, other_texts
-from skipwise.report.tables import missing_benchmarks, tables_of
+from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS
@@ -39,8 +39,11 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         raise RunError(f"a page of {len(paths)} runs needs a folder; give --out FOLDER or FILE.html")
     out = paths[0] if out is None else Path(out)
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
-    _require_own(page, new=out != paths[0])
-    data = ReportData([read_folder(path, name) for path, name in zip(paths, _names(paths), strict=True)])
+    if page.is_file() and _MARK not in page.read_bytes():
+        raise RunError(f"{page} is not a report of skipwise; give another --out")
+    last = [path.name for path in paths]
+    names = [str(Path(*path.parts[-2:])) if last.count(path.name) > 1 else path.name for path in paths]
+    data = ReportData([read_folder(path, name) for path, name in zip(paths, names, strict=True)])
     if len(paths) > 1 and data.evaluated:
         raise RunError(
             "an evaluation is not a run, and a page has one evaluation or several runs; skipwise evaluate A B compares models"
@@ -51,26 +54,6 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     write_csv(page.parent / "numbers.csv", [head, *(number.cells for number in data.numbers)])
     write_text(page, _html(data, figures))
     return page
-
-
-def _require_own(page: Path, *, new: bool) -> None:
-    """Refuse to replace files of the user's own."""
-    if page.is_file() and _MARK not in page.read_bytes():
-        raise RunError(f"{page} is not a report of skipwise; give another --out")
-    for name in ("numbers.csv", "figures"):
-        if new and not page.exists() and (page.parent / name).exists():
-            raise RunError(f"{page.parent / name} exists and was not written with this page; give another --out")
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """Return the folders' names, with as many parents as make them different."""
-    names = [folder.name for folder in folders]
-    for parts in range(2, max(len(folder.parts) for folder in folders) + 1):
-        names = [
-            name if names.count(name) == 1 else str(Path(*folder.parts[-parts:]))
-            for folder, name in zip(folders, names, strict=True)
-        ]
-    return names
 
 
 def _html(data: ReportData, figures: Sequence[Figure]) -> str:
@@ -93,7 +76,6 @@ def _html(data: ReportData, figures: Sequence[Figure]) -> str:
         tables=tables_of(data),
         colours={label: look.colour for label, look in data.looks.items()},
         conditions=_conditions(data),
-        benchmarks=[text for folder in folders if (text := missing_benchmarks(folder))],
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
         meaning=_MEANING,
@@ -177,8 +159,14 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
     """Return run.json as sections of (key, a value for each folder)."""
     general = [{k: folder.info[k] for k in ("created", "seed") if k in folder.info} for folder in folders]
     sections: list[tuple[str, list[dict[str, Any]]]] = [("run", general)]
-    if len(folders) == 1 and (models := folders[0].models):
-        sections.append(("models", [{m["label"]: _model(m) for m in models}]))
+    models = {
+        m["label"]: f"{m['name']}: {m['original']:,} to {m['target']:,} tokens"
+        + (f", base {m['base']}" if m.get("base") else "")
+        + f", weights {str(m.get('weights', ''))[:12]}"
+        for m in folders[0].models
+    }
+    if len(folders) == 1 and models:
+        sections.append(("models", [models]))
     sections += [(name, [folder.info.get(name, {}) for folder in folders]) for name in _SECTIONS]
     facts = []
     for title, columns in sections:
@@ -186,12 +174,6 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
         if rows := [(key.replace("_", " "), [_value(column.get(key)) for column in columns]) for key in keys]:
             facts.append((title, rows))
     return facts
-
-
-def _model(model: Mapping[str, Any]) -> str:
-    base = f", base {model['base']}" if model.get("base") else ""
-    weights = str(model.get("weights", ""))[:12]
-    return f"{model['name']}: {model['original']:,} to {model['target']:,} tokens{base}, weights {weights}"
 
 
 def _value(value: Any) -> str:

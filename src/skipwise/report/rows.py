@@ -9,9 +9,16 @@ from itertools import pairwise
 
 from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
 from skipwise.report.folder import Folder
-from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_length, scores_of
+from skipwise.results.scores import (
+    EffectiveLength,
+    RulerLength,
+    RulerScores,
+    effective_length,
+    paired,
+    ruler_length,
+    scores_of,
+)
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
@@ -164,7 +171,9 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     A repeated measurement replaces the older one. A baseline with equal results in several runs is one row.
     """
     rows: dict[tuple[str, str, str], Row] = {}
-    names = _short_names({r.data for folder in folders for r in folder.records if isinstance(r, ReadingRecord)})
+    paths = {r.data for folder in folders for r in folder.records if isinstance(r, ReadingRecord)}
+    last = {path: path.rstrip("/").rpartition("/")[2] or path for path in paths}
+    names = {path: name if list(last.values()).count(name) == 1 else path for path, name in last.items()}
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
         readings = [
@@ -202,12 +211,6 @@ def _row(folder: Folder, run: str, arm: str, data: str = "", text: str = "") -> 
     model = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
     lengths = folder.length("original", arm), folder.length("target", arm)
     return Row(run, arm, data, model, text, folder.base_of(arm), judged, *lengths)
-
-
-def _short_names(texts: set[str]) -> dict[str, str]:
-    """Return the last part of each path, or the path if ambiguous."""
-    last = {text: text.rstrip("/").rpartition("/")[2] or text for text in texts}
-    return {text: name if list(last.values()).count(name) == 1 else text for text, name in last.items()}
 
 
 def _merged_baselines(rows: list[Row]) -> list[Row]:

@@ -10,12 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from skipwise.errors import printable
 from skipwise.method.lengths import format_length
 from skipwise.report.folder import Folder
 from skipwise.report.numbers import Number, ReportData, paper_differences, with_average
 from skipwise.report.rows import benchmarks_of, other_text_warning
-from skipwise.results.scores import PAPER, Score, is_of_paper, paper_records, score
+from skipwise.results.scores import PAPER, Score, paper_records, score
 
 _MOST_COLUMNS = 10  # of numbers, in 80 columns of text
 SUMMARY = ("perplexity", "found", "ruler")  # groups in the summary of a run
@@ -190,21 +189,7 @@ def evaluation_summary(folder: Folder) -> RenderableType:
         parts += [Text(""), rich_table(table)]
     if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
-    if sentence := missing_benchmarks(folder):
-        parts += [Text(""), Text(sentence, style="dim")]
     return Group(*parts)
-
-
-def missing_benchmarks(folder: Folder) -> str:
-    """Return how to run missing benchmarks of the paper, or empty."""
-    ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
-    if not folder.models or ran >= set(PAPER):
-        return ""
-    run = f"Of the paper's six benchmarks {len(ran)} were run" if ran else "The paper's six benchmarks were not run"
-    return (
-        f"{run}, because their data do not ship with Skipwise. To run them, repeat the command with --benchmarks paper "
-        "--data-dir DIR, with their data sets in DIR."
-    )
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -215,4 +200,4 @@ def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: in
 
 def plain(text: str) -> str:
     """Escape HTML, links and bars in a text for Markdown."""
-    return html.escape(printable(text), quote=False).replace("|", "\\|").replace("[", "&#91;")
+    return html.escape(text, quote=False).replace("|", "\\|").replace("[", "&#91;")

@@ -2,7 +2,6 @@
 
 A file is written under a temporary name, flushed and renamed: a kill or a full disk leaves the old file or the new one.
 A finished folder (model, checkpoint, token store) has a manifest, written last: the size and SHA-256 of each of its files.
-Files that hold a user's text are readable by that user alone, unless ``$SKIPWISE_SHARED`` is set.
 """
 
 import csv
@@ -12,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +20,6 @@ from filelock import FileLock, Timeout
 from skipwise.errors import RunError
 
 Seal = dict[str, dict[str, Any]]  # manifest: the "bytes" and the "digest" (SHA-256 in hex) of each file
-_kept: dict[Path, FileLock] = {}  # locks that this process holds until its end
 
 
 def default_cache() -> Path:
@@ -33,24 +31,6 @@ def default_cache() -> Path:
 def is_shared() -> bool:
     """Return whether other users of the machine may read what is written."""
     return bool(os.environ.get("SKIPWISE_SHARED"))
-
-
-def private_mode() -> int:
-    """Return the mode of a new file that holds text."""
-    return 0o666 if is_shared() else 0o600
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that only its owner can enter; an existing folder keeps its rights."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o777 if is_shared() else 0o700)
-
-
-def keep_private(path: Path) -> None:
-    """Make a file readable by its owner alone."""
-    if not is_shared():
-        path.chmod(0o600)
 
 
 @contextmanager
@@ -101,12 +81,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not a JSON object.
+        ValueError, TypeError: it is not a JSON object.
     """
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(values, dict):
-        raise ValueError(f"it holds a {type(values).__name__}, not an object")
-    return values
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def content_hash(value: Any) -> str:
@@ -147,19 +124,6 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
             raise RunError(f"{folder} has lost {name}; {way_out}")
         if path.stat().st_size != entry.get("bytes") or file_digest(path) != entry.get("digest"):
             raise RunError(f"{path} is not the file that was written (its size or hash differs); {way_out}")
-
-
-def keep_for_this_process(path: Path) -> None:
-    """Lock ``path`` for this process until it ends.
-
-    Raises:
-        RunError: another process holds it.
-    """
-    at = path.resolve()  # a link and its target share one lock
-    if at not in _kept:
-        lock = FileLock(at.with_name(f".{at.name}.lock"))
-        acquire(lock, path)
-        _kept[at] = lock
 
 
 def acquire(lock: FileLock, path: Path) -> None:

@@ -6,7 +6,6 @@ A record is a document read, a prompt answered or a step trained. Sums, means an
 
 import json
 import os
-import warnings
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
-from skipwise.errors import CutOffWarning, RunError, out_of_room, reason
+from skipwise.errors import RunError, reason
 from skipwise.results.files import content_hash
 
 OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the shipped texts; the document is the kind of text
@@ -212,29 +211,21 @@ def append_record(path: Path, *records: Any) -> None:
     for record in records:
         key = {"key": record.key} if isinstance(record, Measured) else {}
         lines.append(json.dumps({"kind": record.kind, **key, **asdict(record)}) + "\n")
-    try:
-        drop_cut_off_record(path)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unusable(path, error) from None
+    _drop_torn_line(path)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record of ``path`` in order; a missing file has none. A torn last line is dropped, with a warning.
+    """Read every record of ``path`` in order; a missing file has none, and a torn last line is no record.
 
     Raises:
         RunError: a line is not a record.
     """
-    try:
-        *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    except OSError as error:
-        raise _unusable(path, error) from None
-    if torn:
-        _require_torn(path, torn)
-        warnings.warn(f"{path}: the last line was cut off by a kill and is left out", CutOffWarning, stacklevel=2)
+    *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    _require_torn(path, torn)
     return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
@@ -242,45 +233,36 @@ def require_results(path: Path) -> None:
     """Require, before any work, that records can be appended to ``path``; its folder is made.
 
     Raises:
-        RunError: the file is not writable, or has a line that is not a record.
+        OSError: the file is not writable.
+        RunError: a line is not a record.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        open(path, "ab").close()
-        if not existed:
-            path.unlink()  # a measurement that fails leaves no empty file
-    except OSError as error:
-        raise _unusable(path, error) from None
-    with warnings.catch_warnings(action="ignore", category=CutOffWarning):
-        read_records(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    existed = path.exists()
+    open(path, "ab").close()
+    if not existed:
+        path.unlink()  # a measurement that fails leaves no empty file
+    read_records(path)
 
 
-def drop_cut_off_record(path: Path) -> bool:
-    """Cut off a torn last line, and return whether there was one."""
+def _drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a kill or a full disk left half-written."""
     if not path.exists():
-        return False
+        return
     with open(path, "rb+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         if file.read(1) in (b"", b"\n"):
-            return False
+            return
         file.seek(0)
         data = file.read()
         _require_torn(path, data[data.rfind(b"\n") + 1 :])
         file.truncate(data.rfind(b"\n") + 1)
-        return True
 
 
 def _require_torn(path: Path, line: bytes) -> None:
     """Require the last line to begin as a record: a file of the user's own is never cut."""
     if not _BEGINNING.startswith(line[: len(_BEGINNING)]):
         raise RunError(f"{path} ends in {line[:40]!r}, which is not a result record; give another --out")
-
-
-def _unusable(path: Path, error: OSError) -> Exception:
-    """Return the error of a results file; a full disk is reported by the command line."""
-    return error if out_of_room(error) else RunError(f"results file {path} cannot be used: {error}; give another --out")
 
 
 def _parse(path: Path, number: int, line: bytes) -> Record:

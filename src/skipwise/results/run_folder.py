@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from skipwise.errors import RunError
-from skipwise.results.files import acquire, content_hash, private_folder, read_json, write_json
+from skipwise.results.files import acquire, content_hash, read_json, write_json
 
 LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
 TRAINING_TEXT, BASE_MODEL = "training text", "base model"  # names of the fingerprints that decide a model
@@ -51,11 +51,8 @@ class RunFolder:
 
     def lock(self) -> None:
         """Make the folder, and lock it for this process until its end."""
-        try:
-            private_folder(self.path)
-            acquire(self._lock, self.path)
-        except OSError as error:
-            raise RunError(f"run folder {self.path} cannot be written: {error}; give another --out") from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        acquire(self._lock, self.path)
 
     def begin(self, **facts: Any) -> None:
         """Lock the folder; in a new one record versions, machine, command and ``facts``."""
@@ -96,7 +93,7 @@ class RunFolder:
         """
         try:
             return read_json(self.facts) if self.facts.exists() else {}
-        except (OSError, ValueError) as error:
+        except (ValueError, TypeError) as error:
             raise RunError(
                 f"{self.facts} is damaged ({error}); restore it, or remove it: extend --resume writes it again, and "
                 "evaluate needs another --out"
@@ -108,11 +105,12 @@ def _provenance() -> dict[str, Any]:
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    machine: dict[str, Any] = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        processor = named[0].partition(":")[2].strip() if named else processor
+    system = f"{platform.system()} {platform.machine()}"
+    machine: dict[str, Any] = {"system": system, "processor": processor, "cores": os.cpu_count()}
     torch = sys.modules.get("torch")  # a command that computes has imported it
     if torch and torch.cuda.is_available():
         machine["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -125,11 +123,3 @@ def command_line() -> str:
     path = Path(sys.argv[0])
     program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
     return os.environ.get(LAUNCHED_BY) or shlex.join([*program, *sys.argv[1:]])
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -34,8 +34,8 @@ class PoseCollator(RequirePositions):
         trainer.train()
 
     An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
-    padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
-    item chunks are drawn as in ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The
+    padding, and perhaps ``labels`` of the same length, with -100 for labels that are not trained. Of a long
+    item chunks are drawn as in ``PoseDataset``: around a label that is trained, if some are not. An item with labels of -100 alone trains nothing. The
     batch holds int64 tensors [items, tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other
     fields are dropped.
 
@@ -45,7 +45,7 @@ class PoseCollator(RequirePositions):
 
     A collator cannot see the epoch. Under a Trainer, ``callbacks=[collator]`` sets it; in other loops call ``set_epoch``
     before each pass over the data, as for ``torch.utils.data.DistributedSampler``. Without it the first batch is an
-    error, so that positions never repeat unnoticed. As a callback it also stops a run whose batches reach the model without
+    error, so that positions never repeat unnoticed. As a callback it also stops a run if batches reach the model without
     these positions (``RequirePositions``). With an iterable data set each pass is an epoch, and a resume after
     the first pass is not exact, because a Trainer does not restore the pass. A Trainer uses this collator for evaluation
     too, where positions then change with the epoch.

@@ -36,7 +36,7 @@ class Hardware:
     utilisation: float = 0.4  # MFU, the fraction of the peak that training reaches
 
     def holds(self, needed: float) -> bool:
-        """Return whether a GPU holds so many bytes and leaves ``ROOM`` free."""
+        """Return whether a GPU holds the bytes needed and leaves ``ROOM`` free."""
         return needed + ROOM <= self.memory
 
 
@@ -77,7 +77,7 @@ def estimate_cost(
     known_fields(settings)  # refuses unknown fields
     if experts := experts_of(config):
         raise ModelError(
-            f"model_type {config.model_type} is a mixture of {experts} experts, whose step cannot run without data; plan a "
+            f"model_type {config.model_type} is a mixture of {experts} experts, and their step cannot run without data; plan a "
             "dense model with as many active parameters, and add 16 bytes for each inactive one"
         )
     micro = min(micro or settings.per_device_train_batch_size, batch)

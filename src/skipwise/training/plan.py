@@ -58,9 +58,6 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"learning rate {training.learning_rate:g} after a warm-up of {_warmup(training.warmup_steps)}, {training.optim}; "
         f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
     ]
-    if ext.margin:
-        how = "trained" if ext.interpolation == "none" else "interpolated"
-        lines.append(f"margin: {how} for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it")
     lines += [_large_factor(ext), _sliding_layers(run.config)]
     if recipe.lora:
         trained, parameters = lora.trained_share(run.config, recipe.lora)

@@ -99,7 +99,6 @@ class PreparedRun:
             "train_length": self.window,
             "factor": extension.factor,
             "interpolation": extension.interpolation,
-            "margin": extension.margin,
         }
         data = {
             "source": self.recipe.data.source,
@@ -120,8 +119,8 @@ class PreparedRun:
             self.store,
             self.split.train,
             train_length=self.train_length,
-            target_length=self.extension.reach,
-            positions=recipe.positions.model_copy(update={"margin": 0.0}),  # which the reach holds
+            target_length=self.extension.target_length,
+            positions=recipe.positions,
             data=recipe.data,
             examples=recipe.training.max_steps * recipe.training.batch_size,
             seed=recipe.seed,
@@ -178,4 +177,4 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; lower it, or set null for "
             "the default"
         )
-    return extension.reach if recipe.positions.scheme == "full" else train_length
+    return extension.target_length if recipe.positions.scheme == "full" else train_length

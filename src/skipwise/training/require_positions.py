@@ -115,7 +115,7 @@ class RequirePositions(TrainerCallback):
 
 
 def _require_extended(config: Any, target: int) -> None:
-    """Require a model whose config reads the target; other positions are not interpolated."""
+    """Require a model with a config that reads the target; other positions are not interpolated."""
     longest = reach_of(config)
     if longest is not None and longest < target:
         raise RecipeError(

@@ -18,9 +18,8 @@ from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.extension import check_frequencies
-from skipwise.model.loading import UNSAVED, load_model
+from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
 from skipwise.model.probe import Probe, probe_connectivity
-from skipwise.model.saving import round_weights, save_extended
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord, append_record, read_records
@@ -89,7 +88,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
-    The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
+    The evaluation decides it only if the best step is kept; the cache never does, nor the method's name.
     """
     free: Any = {"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
     settings = _flatten(recipe.model_dump(mode="json", exclude=free))

@@ -220,7 +220,7 @@ class _Trainer(Trainer):
         if self.args.should_save:
             checkpoints.mark_complete(checkpoint, processes.engine(), self.args.world_size)
             checkpoints.rotate(folder, self.keep, self.best())
-        # Hashes of a large checkpoint take minutes, and collectives of DeepSpeed's own group wait ten at the most.
+        # Hashes of a large checkpoint take minutes, and collectives of DeepSpeed's own group wait at most ten.
         self.accelerator.wait_for_everyone()
 
 

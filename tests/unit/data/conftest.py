@@ -1,19 +1,17 @@
 """A tokenizer made on the spot."""
 
-from collections.abc import Callable
-
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 
-def make_tokenizer(vocabulary: int = 300, bos: bool = True) -> PreTrainedTokenizerFast:
+def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer that begins a sequence with ``<s>`` where ``bos``."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=300,
         special_tokens=["<s>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -25,10 +23,10 @@ def make_tokenizer(vocabulary: int = 300, bos: bool = True) -> PreTrainedTokeniz
 
 
 @pytest.fixture(scope="session", name="make_tokenizer")
-def _make_tokenizer() -> Callable[..., PreTrainedTokenizerFast]:
+def _make_tokenizer():
     return make_tokenizer
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return make_tokenizer()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -15,7 +14,6 @@ from tokenizers.processors import TemplateProcessing
 
 from skipwise.data.chat import Conversation, chat_encoder
 from skipwise.data.examples import PoseDataset
-from skipwise.data.spans import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
@@ -30,11 +28,6 @@ LLAMA_3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
     " + '<|eot_id|>' }}{% endfor %}"
 )
-GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n'"
-    " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-)
 QWEN3 = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}"
     "{% set said = m['content'].split('</think>')[-1].lstrip('\n') if '</think>' in m['content'] else m['content'] %}"
@@ -48,15 +41,7 @@ MARKED = (
     "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
 )
-SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-]
+SPECIAL = [f"<|{name}|>" for name in ("im_start", "im_end", "start_header_id", "end_header_id", "eot_id")]
 AGENT = (  # as Qwen's templates write tools, reasoning and calls
     "{% if tools %}{{ '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -99,52 +84,38 @@ def expected(made: Any, *pieces: tuple[str, bool]) -> tuple[list[int], list[bool
     return ids, said
 
 
-def chatml(end: str = "<|im_end|>") -> list[tuple[str, bool]]:
+def turns(begin: str, end: str, stop: str, after: str) -> list[tuple[str, bool]]:
+    """The pieces of ``TURNS``, and whether the assistant says them."""
     pieces = []
     for role, content in TURNS:
-        pieces += [(f"<|im_start|>{role}\n", False), (content + end, role == "assistant"), ("\n", False)]
+        pieces += [(f"{begin}{role}{end}", False), (content + stop, role == "assistant"), (after, False)]
     return pieces
 
 
-def heads(begin: str, end: str, after: str, stop: str, names: dict[str, str]) -> list[tuple[str, bool]]:
-    pieces = [("<|endoftext|>", False)]  # the tokenizer's BOS
-    for role, content in TURNS:
-        pieces += [
-            (f"{begin}{names.get(role, role)}{end}", False),
-            (content + stop, role == "assistant"),
-            (after, False),
-        ]
-    return pieces
-
-
+PIECES = turns("<|im_start|>", "\n", "<|im_end|>", "\n")
+THOUGHT = [("<|im_start|>assistant\n<think>\n\n</think>\n\n", False)]
 TEMPLATES = {
-    "ChatML": (CHATML, chatml()),
-    "Llama 3": (LLAMA_3, heads("<|start_header_id|>", "<|end_header_id|>\n\n", "", "<|eot_id|>", {})),
-    "Gemma": (GEMMA, heads("<start_of_turn>", "\n", "\n", "<end_of_turn>", {"assistant": "model"})),
-    "Qwen3": (QWEN3, [*chatml()[:-3], ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False), *chatml()[-2:]]),
-    "marked": (MARKED, chatml()),
+    "ChatML": (CHATML, PIECES),
+    "Llama 3": (
+        LLAMA_3,
+        [("<|endoftext|>", False), *turns("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "")],
+    ),
+    "Qwen3": (QWEN3, [*PIECES[:-3], *THOUGHT, *PIECES[-2:]]),
+    "marked": (MARKED, PIECES),
 }
 
 
-def encoded(made: Any, turns: list[dict[str, Any]], prompt_turns: int = 0) -> tuple[list[int], list[bool]]:
-    ids, context = chat_encoder(made)(Conversation(turns, prompt_turns), "x:1")
+def encoded(made: Any, given: list[dict[str, Any]]) -> tuple[list[int], list[bool]]:
+    ids, context = chat_encoder(made)(Conversation(given), "x:1")
     trained = [True] * len(ids)
     for begin, end in context:
         trained[begin:end] = [False] * (end - begin)
     return ids, trained
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_a_template_that_writes_the_date_gives_the_same_tokens_every_day(marked: bool) -> None:
-    asks = '{% if strftime_now is defined %}{% set day = strftime_now( "%d %b %Y") %}{% endif %}{{ day }}'
-    made = tokenizer(asks + (MARKED if marked else CHATML))
-    ids, _ = encoded(made, messages(*TURNS))
-    assert made.decode(ids).startswith("01 Jan 2025<|im_start|>")
-
-
-def test_a_tokenizer_without_offsets_is_refused() -> None:
-    with pytest.raises(DataError, match="SimpleNamespace"):
-        chat_encoder(SimpleNamespace(is_fast=False, added_tokens_decoder={}))
+def test_a_template_that_writes_the_date_gives_the_same_tokens_every_day() -> None:
+    made = tokenizer('{{ strftime_now("%d %b %Y") }}' + CHATML)
+    assert made.decode(encoded(made, messages(*TURNS))[0]).startswith("01 Jan 2025<|im_start|>")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -154,22 +125,13 @@ def test_the_assistants_tokens_are_exactly_those(name: str) -> None:
     assert encoded(made, messages(*TURNS)) == expected(made, *pieces)
 
 
-@pytest.mark.parametrize(("first", "last"), [("A", "A"), ("B", "B"), ("A-B", "B-A"), ("Here", "Where?"), ("", "x")])
-def test_a_turn_may_begin_and_end_as_its_stand_in_does(first: str, last: str) -> None:
-    made = tokenizer(CHATML)
-    turns = [("user", "q"), ("assistant", first), ("user", first), ("assistant", last)]
-    pieces = []
-    for role, content in turns:
+def test_a_turn_may_be_empty_or_that_of_the_user_again() -> None:
+    made, pieces = tokenizer(CHATML), []
+    given = [("user", "A-B"), ("assistant", ""), ("user", "B-A"), ("assistant", "A-B")]
+    for role, content in given:
         spoken = role == "assistant" and bool(content)
         pieces += [(f"<|im_start|>{role}\n", False), (content + "<|im_end|>", spoken), ("\n", False)]
-    assert encoded(made, messages(*turns)) == expected(made, *pieces)
-
-
-def test_thoughts_are_said_where_the_template_keeps_them() -> None:
-    made = tokenizer(QWEN3)
-    ids, said = encoded(made, messages(("user", "q"), ("assistant", "<think>\nhm\n</think>\n\nyes")))
-    spoken = made.decode([token for token, one in zip(ids, said, strict=True) if one])
-    assert spoken == "hm\n</think>\n\nyes<|im_end|>"
+    assert encoded(made, messages(*given)) == expected(made, *pieces)
 
 
 CALL = [{"function": {"arguments": {"a": 1}, "name": "add"}, "type": "function"}]
@@ -182,13 +144,12 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("kind", "as_json"), [("jsonl", False), ("parquet", True), ("saved", False)])
 def test_tools_are_written_and_calls_and_reasoning_are_said(tmp_path: Path, kind: str, as_json: bool) -> None:
     given: Any = {"messages": CALLED, "tools": TOOLS}
     if as_json:
-        turns = [turn | {"tool_calls": json.dumps(CALL) if "tool_calls" in turn else None} for turn in CALLED]
-        given = {"messages": turns, "tools": json.dumps(TOOLS)}
+        called = [turn | {"tool_calls": json.dumps(CALL) if "tool_calls" in turn else None} for turn in CALLED]
+        given = {"messages": called, "tools": json.dumps(TOOLS)}
     made = tokenizer(AGENT)
     store = build_token_store(write(tmp_path, kind, given, rows=1), made)
     call = '<think>\nI add.\n</think>\n\n\n<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call><|im_end|>'
@@ -202,52 +163,53 @@ def test_tools_are_written_and_calls_and_reasoning_are_said(tmp_path: Path, kind
     assert (~store.is_context(np.arange(len(ids)))).tolist() == said
 
 
+def chat(*turns: Any) -> dict[str, Any]:
+    return {"messages": messages(*turns)}
+
+
 @pytest.mark.parametrize(
-    ("template", "record", "message"),
+    ("template", "record", "place"),
     [
-        (CHATML, {"messages": messages(*TURNS), "tools": TOOLS}, "'tools'"),
+        (CHATML, chat(*TURNS) | {"tools": TOOLS}, "'tools'"),
         (CHATML, {"messages": CALLED}, "'reasoning_content'"),
         (LOOKS_BACK, {"messages": CALLED}, "turn 2"),
-        (NEEDS_CALLS, {"messages": CALLED}, r"turn 2 .*\(a result without a call\)"),
-        ("{% if false %}x{% endif %}", {"messages": messages(*TURNS)}, "template"),
-        (AGENT, {"messages": messages(*TURNS), "tools": "add"}, "line 1: tools"),
-        (AGENT, {"messages": [CALLED[0], {"role": "assistant", "content": "x", "tool_calls": [1]}]}, "tool_calls"),
+        (NEEDS_CALLS, {"messages": CALLED}, "turn 2"),
+        ("{% if false %}x{% endif %}", chat(*TURNS), "chat.jsonl:1"),
+        (None, chat(*TURNS), "chat.jsonl:1"),
+        (AGENT, chat(*TURNS) | {"tools": "add"}, "line 1"),
+        (CHATML, chat(("user", "q")), "line 1"),
+        (CHATML, chat(("user", "q"), ("robot", "a")), "turn 2"),
+        (CHATML, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "turn 1"),
+        (CHATML, {"messages": None}, "line 1"),
+        (CHATML, {"messages": "q"}, "'messages'"),
+        (CHATML, {"prompt": "q", "completion": messages(("assistant", "a"))}, "'prompt'"),
     ],
 )
-def test_no_field_of_a_turn_is_lost(tmp_path: Path, template: str, record: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_what_is_no_chat_or_would_be_lost_is_refused(tmp_path: Path, template, record, place: str) -> None:
+    with pytest.raises(DataError, match=place):
         build_token_store(write(tmp_path, "jsonl", record, rows=1), tokenizer(template))
 
 
-def test_of_a_prompt_of_messages_only_the_completion_is_said() -> None:
-    made = tokenizer(CHATML)
-    _, said = encoded(made, messages(*TURNS), 3)
-    assert said == [one and place > len(said) // 2 for place, one in enumerate(expected(made, *chatml())[1])]
-
-
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("completion", ["Here.", "Here.<|endoftext|>"])
+@pytest.mark.parametrize(("completion", "adds"), [("Here.", False), ("Here.<|endoftext|>", False), ("Here.", True)])
 def test_a_completion_that_is_a_text_ends_in_one_trained_end_token(completion: str, adds: bool) -> None:
     made = tokenizer(None)
     if adds:
         made.backend_tokenizer.post_processor = TemplateProcessing(
             single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)]
         )
-    text = completion.removesuffix("<|endoftext|>" if adds else "")
-    ids, context = chat_encoder(made)(Conversation(texts=("Where? ", text)), "x:1")
+    ids, context = chat_encoder(made)(Conversation(texts=("Where? ", completion)), "x:1")
     assert made.decode(ids) == "Where? Here.<|endoftext|>"
     assert context == [(0, len("Where? "))]
 
 
+NAMED = {"assistant": "gpt", "user": "human"}
 RECORDS = {
     "messages": {"messages": messages(*TURNS)},
-    "conversations": {
-        "conversations": [{"from": "gpt" if r == "assistant" else "human", "value": c} for r, c in TURNS]
-    },
-    "roles in capitals": {"messages": [{"role": r.capitalize(), "content": c} for r, c in TURNS]},
-    "content in parts": {
+    "conversations": {"conversations": [{"from": NAMED[role], "value": content} for role, content in TURNS]},
+    "roles in capitals and content in parts": {
         "messages": [
-            {"role": r, "content": [{"type": "text", "text": c[:3]}, {"type": "text", "text": c[3:]}]} for r, c in TURNS
+            {"role": role.title(), "content": [{"type": "text", "text": part} for part in (content[:3], content[3:])]}
+            for role, content in TURNS
         ]
     },
     "prompt and completion": {"prompt": messages(*TURNS[:3]), "completion": messages(TURNS[3])},
@@ -271,125 +233,39 @@ def write_rows(folder: Path, kind: str, table: list[dict[str, Any]]) -> Data:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-@pytest.mark.parametrize("form", RECORDS)
-def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str, form: str) -> None:
-    made = tokenizer(CHATML)
-    store = build_token_store(write(tmp_path, kind, RECORDS[form]), made)
-    assert len(store) == 3
-    if form == "two texts":
-        pieces = [("Where? ", False), ("Here.<|endoftext|>", True)]
-    elif form == "prompt and completion":
-        pieces = [(text, said and place > 8) for place, (text, said) in enumerate(chatml())]
-    else:
-        pieces = chatml()
-    ids, said = expected(made, *pieces)
-    for index in range(3):
-        places = np.arange(store.offsets[index], store.offsets[index + 1])
-        assert store.document(index).tolist() == ids
-        assert (~store.is_context(places)).tolist() == said
-
-
-def test_a_conversation_is_recognised_in_every_form(tmp_path: Path) -> None:
-    forms = {form: record for form, record in RECORDS.items() if form != "two texts"}
-    found = set()
-    for form, record in forms.items():
+def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    made, digests = tokenizer(CHATML), set()
+    for form, record in RECORDS.items():
         (tmp_path / form).mkdir()
-        found |= set(build_token_store(write(tmp_path / form, "jsonl", record), tokenizer(CHATML)).digests.tolist())
-    assert len(found) == 1
-
-
-def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> None:
-    record = {"messages": messages(*[(role, content * 20) for role, content in TURNS])}
-    made = tokenizer(CHATML)
-    store = build_token_store(write(tmp_path, "jsonl", record), made)
-    options = {"train_length": 64, "target_length": 256, "examples": 40}
-    alone = PoseDataset(store, np.arange(3), **options, data=Data(assistant_only=True))
-    whole = PoseDataset(store, np.arange(3), **options, data=Data(assistant_only=True))
-    whole._without_context = False  # the same windows, of which everything is trained
-    trained = 0
-    for index in range(40):
-        one, all_ = alone[index], whole[index]
-        assert (one["input_ids"] == all_["input_ids"]).all()
-        assert (one["position_ids"] == all_["position_ids"]).all()
-        kept = one["labels"] != IGNORED
-        assert (one["labels"][kept] == all_["labels"][kept]).all()
-        left_out = made.decode(one["input_ids"][(~kept) & (all_["labels"] != IGNORED)])
-        assert "Here" not in left_out
-        assert "Where" not in made.decode(one["labels"][kept])
-        trained += kept.sum()
-    assert 0.2 < trained / (40 * 64) < 0.7
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"messages": messages(("user", "q"))}, "line 1"),
-        ({"messages": messages(("user", "q"), ("robot", "a"))}, "turn 2: role 'robot'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "turn 1"),
-        ({"messages": []}, "line 1"),
-        ({"messages": None}, "line 1"),
-        ({"messages": "q"}, "'messages'"),
-        ({"prompt": "q", "completion": messages(("assistant", "a"))}, "'prompt'"),
-        ({"messages": messages(("user", "q"), ("assistant", "\ud83d"))}, "line 1"),
-    ],
-)
-def test_a_record_that_is_no_chat_is_refused(tmp_path: Path, record: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        build_token_store(write(tmp_path, "jsonl", record, rows=1), tokenizer(CHATML))
-
-
-def test_a_template_that_refuses_and_one_that_is_missing(tmp_path: Path) -> None:
-    data = write(tmp_path, "jsonl", {"messages": messages(("system", "s"), *TURNS)})
-    with pytest.raises(DataError, match=r"chat.jsonl:1: .*System role not supported"):
-        build_token_store(data, tokenizer(GEMMA))
-    with pytest.raises(DataError, match=r"chat.jsonl:1"):
-        build_token_store(data, tokenizer(None))
-
-
-@pytest.mark.parametrize("turned", [1, -1])
-def test_texts_and_conversations_may_share_a_source(tmp_path: Path, turned: int) -> None:
-    """Each is tokenised as it would be alone, and of a text nothing is context."""
-    chat, plain = {"messages": messages(*TURNS)}, {"text": "plain text with <|im_start|> in it"}
-    rows = [chat, plain, plain, chat][::turned]
-    own = {}
-    for name, row in (("chat", chat), ("plain", plain)):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-        own[name] = build_token_store(
-            Data(source=str(tmp_path / f"{name}.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML)
-        )
-    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    both = build_token_store(Data(source=str(tmp_path / "both.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
-    for document, row in enumerate(rows):
-        alone = own["chat" if row is chat else "plain"]
-        places = np.arange(both.offsets[document], both.offsets[document + 1])
-        assert both.tokens[places].tolist() == alone.tokens[: alone.offsets[1]].tolist()
-        assert both.is_context(places).tolist() == alone.is_context(np.arange(alone.offsets[1])).tolist()
-    assert both.holds_conversations
-    assert not own["plain"].holds_conversations
+        store, pieces = build_token_store(write(tmp_path / form, kind, record), made), PIECES
+        if form == "two texts":
+            pieces = [("Where? ", False), ("Here.<|endoftext|>", True)]
+        if form == "prompt and completion":
+            pieces = [(text, said and place > 8) for place, (text, said) in enumerate(pieces)]
+        ids, said = expected(made, *pieces)
+        for index in range(3):
+            places = np.arange(store.offsets[index], store.offsets[index + 1])
+            assert store.document(index).tolist() == ids
+            assert (~store.is_context(places)).tolist() == said
+        digests |= set(store.digests.tolist())
+    assert len(digests) == 2  # the same conversation in every form, and the texts
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_of_a_table_of_texts_and_conversations_null_is_absent(tmp_path: Path, kind: str) -> None:
-    chat, plain = {"text": None, "messages": messages(*TURNS)}, {"text": "plain", "messages": None}
-    texts = {"prompt": "Where? ", "completion": "Here."}
-    rows = [{**dict.fromkeys(texts), **one} for one in (chat, plain)] + [{"text": None, "messages": None, **texts}]
-    made, found = tokenizer(CHATML), []
-    for turned in (1, -1):
-        (tmp_path / str(turned)).mkdir()
-        store = build_token_store(write_rows(tmp_path / str(turned), kind, rows[::turned]), made)
-        found.append([made.decode(store.document(index)) for index in range(3)][::turned])
-        assert store.holds_conversations
-    assert found[0] == found[1]
-    assert found[0][0].startswith("<|im_start|>user\nWhere?")
-    assert found[0][1] == "plain"
-    assert found[0][2].startswith("Where? Here.")
+def test_texts_and_conversations_may_share_a_source_where_null_is_absent(tmp_path: Path, kind: str) -> None:
+    null = dict.fromkeys(("text", "messages", "prompt", "completion"))
+    rows = [{"text": "plain <|im_start|>"}, chat(*TURNS), {"prompt": "Where? ", "completion": "Here."}]
+    made = tokenizer(CHATML)
+    store = build_token_store(write_rows(tmp_path, kind, [null | row for row in rows]), made)
+    pieces = [("plain <|im_start|>", True), *PIECES, ("Where? ", False), ("Here.<|endoftext|>", True)]
+    ids, trained = expected(made, *pieces)
+    assert store.tokens.tolist() == ids
+    assert (~store.is_context(np.arange(len(ids)))).tolist() == trained  # of a text nothing is context
+    assert store.holds_conversations
 
 
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:
-    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b c " * 100}) + "\n")
-    store = build_token_store(
-        Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "cache")), byte_tokenizer()
-    )
-    assert not store.is_context(np.arange(10)).any()
+    store = build_token_store(write_rows(tmp_path, "jsonl", [{"text": "a b c " * 100}]), byte_tokenizer())
+    assert not store.holds_conversations
     with pytest.raises(DataError, match="assistant_only"):
         PoseDataset(store, np.arange(1), train_length=64, target_length=256, data=Data(assistant_only=True))

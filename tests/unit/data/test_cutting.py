@@ -9,10 +9,10 @@ from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
 
 
-@pytest.mark.parametrize("target", [64, 256, 2048])
+@pytest.mark.parametrize("target", [256, 2048])
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_every_scheme_reads_all_parts_of_a_document_as_often(scheme: str, target: int) -> None:
-    train, document, examples = 32, 1280, 20_000  # near its ends a document is read more rarely by all
+    train, document, examples = 32, 1280, 10_000  # near its ends a document is read more rarely by all
     if scheme == "full" and target > document:
         pytest.skip("the document does not hold one example")
 

@@ -73,9 +73,7 @@ def test_text_of_less_than_one_example_is_refused(tmp_path) -> None:
     )
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}"
-    with pytest.raises(
-        DataError, match=r"tokens of text are fewer than one example of 256; .*how many examples to draw"
-    ):
+    with pytest.raises(DataError, match="256"):
         PoseDataset.from_source(Data(source=str(tmp_path), held_out=0), tokenizer, train_length=256, target_length=512)
 
 

@@ -14,17 +14,20 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipwise.data.text import Document, is_held_out, open_corpus, other_source
+from skipwise.data.text import is_held_out, open_corpus, other_source
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from skipwise.results.run_folder import RunFolder
 
-ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
+ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "😀", "id": 9}]
 DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
 
 
 def json_lines(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+MANY = json_lines([{"text": hashlib.sha256(bytes([i % 256, i >> 8])).hexdigest()} for i in range(9_000)])
 
 
 def pairs(source, **options) -> list[tuple[str, str]]:
@@ -49,46 +52,33 @@ class TestHeldOut:
             word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
             assert is_held_out(name, 0.1) == (word < 2**64 // 10)
 
-    def test_known_names(self):
-        """Their ``sha256sum`` begin with c4, b4, 3b and d9; half of 100 is 80."""
-        held = [name for name in ("abc.py", "ast.py", "json/decoder.py", "os.py") if is_held_out(name, 0.5)]
-        assert held == ["json/decoder.py"]
-
     @given(st.text(alphabet=string.printable), st.floats(0, 1), st.floats(0, 1))
     def test_grows_with_the_share(self, name, a, b):
         assert is_held_out(name, min(a, b)) <= is_held_out(name, max(a, b))
-        assert not is_held_out(name, 0.0)
-        assert is_held_out(name, 1.0)
+        assert is_held_out(name, 0.0) < is_held_out(name, 1.0)
 
 
 class TestFiles:
-    def test_text_file(self, tmp_path):
-        path = write(tmp_path / "notes.txt", "\ufeffone\r\ntwo\rthree\n")
-        assert pairs(path) == [("notes.txt", "one\ntwo\nthree\n")]
-
     def test_folder(self, tmp_path):
-        for name in ("b.md", "a/z.rst", "a/b.TEX", "a.py", "a/c/x.txt"):
+        for name in ("b.md", "a/z.rst", "a/b.TEX", "a.py"):
             write(tmp_path / name, name)
+        write(tmp_path / "a/c/x.txt", "\ufeffone\r\ntwo\rthree\n")
         for name in (".hidden.txt", ".git/x.txt", "picture.png", "README"):
             write(tmp_path / name, b"\xff")
         write(tmp_path / "c.jsonl", json_lines(ROWS))
-        texts = ["a.py", "a/b.TEX", "a/c/x.txt", "a/z.rst", "b.md"]
-        assert pairs(tmp_path) == [
-            *((name, name) for name in texts),
-            *(("c.jsonl" + suffix, text) for suffix, text in DOCUMENTS),
-        ]
+        texts = {
+            "a.py": "a.py",
+            "a/b.TEX": "a/b.TEX",
+            "a/c/x.txt": "one\ntwo\nthree\n",
+            "a/z.rst": "a/z.rst",
+            "b.md": "b.md",
+        }
+        assert pairs(tmp_path) == [*texts.items(), *(("c.jsonl" + suffix, text) for suffix, text in DOCUMENTS)]
         assert open_corpus(tmp_path).unread == ["README", "picture.png"]
-
-    def test_is_lazy_and_continues(self, tmp_path):
-        write(tmp_path / "a.txt", "first")
-        write(tmp_path / "b.txt", "second")
-        write(tmp_path / "c.txt", b"\xff")
-        assert next(iter(open_corpus(tmp_path))) == Document("a.txt", "first")
-        assert next(open_corpus(tmp_path).read(1)) == Document("b.txt", "second")
 
     @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
     def test_json_lines(self, tmp_path, ending):
-        data = json_lines(ROWS[:2]) + json.dumps(ROWS[2]).encode()  # no line end at the end
+        data = json_lines(ROWS[:2]) + b" \n" + json.dumps(ROWS[2]).encode()  # no line end at the end
         packed = {
             ".jsonl": lambda: data,
             ".jsonl.gz": lambda: gzip.compress(data),
@@ -96,15 +86,8 @@ class TestFiles:
             ".jsonl.zst": lambda: zstandard.compress(data[:9]) + zstandard.compress(data[9:]),
         }[ending]()
         path = write(tmp_path / f"corpus{ending}", packed)
-        assert pairs(path) == [(f"corpus{ending}{suffix}", text) for suffix, text in DOCUMENTS]
-
-    def test_json_lines_count_empty_lines(self, tmp_path):
-        path = write(tmp_path / "c.jsonl", b"\n" + json_lines(ROWS[:1]) + b"  \n" + json_lines(ROWS[1:2]))
-        assert [name for name, _ in pairs(path)] == ["c.jsonl:2", "c.jsonl:4"]
-
-    def test_other_field(self, tmp_path):
-        path = write(tmp_path / "c.jsonl", b'{"body": "text"}\n')
-        assert pairs(path, text_field="body") == [("c.jsonl:1", "text")]
+        numbered = zip((1, 2, 4), ROWS, strict=True)
+        assert pairs(path) == [(f"corpus{ending}:{line}", row["text"]) for line, row in numbered]
 
     def test_parquet(self, tmp_path):
         datasets.Dataset.from_list(ROWS * 50).to_parquet(tmp_path / "c [1].parquet")
@@ -134,30 +117,15 @@ class TestFiles:
 
 
 class TestPython:
-    def test_standard_library(self):
-        documents = dict(pairs("stdlib"))
-        root = Path(sysconfig.get_paths()["stdlib"])
-        assert documents["ast.py"] == (root / "ast.py").read_text(encoding="utf-8")
-        assert ast.parse(documents["json/decoder.py"])
-        left_out = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-        for name in documents:
-            assert name.endswith(".py")
-            assert not left_out & set(name.split("/"))
-            assert name.split("/")[0] not in {"encodings", "pydoc_data"}
-        assert list(documents) == sorted(documents)
-
-    def test_modules_that_are_not_utf8_are_left_out(self, tmp_path, monkeypatch):
-        for name in ("good.py", "site-packages/other.py", "lib/encodings/kept.py", "encodings/table.py"):
+    def test_standard_library(self, tmp_path, monkeypatch):
+        assert dict(pairs("stdlib"))["ast.py"] == Path(ast.__file__).read_text(encoding="utf-8")
+        assert dict(pairs("pydoc"))["specialnames"]
+        for name in ("good.py", "site-packages/other.py", "lib/encodings/kept.py", "encodings/table.py", "a/test/x.py"):
             write(tmp_path / name, "x = 1\n")
         write(tmp_path / "latin.py", b"# \xe9\n")
         (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "missing.py")
         monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
         assert [name for name, _ in pairs("stdlib")] == ["good.py", "lib/encodings/kept.py"]
-
-    def test_language_reference(self):
-        documents = dict(pairs("pydoc"))
-        assert list(documents) == sorted(documents)
-        assert len(documents["specialnames"]) > 40_000
 
 
 class TestDataSets:
@@ -173,20 +141,16 @@ class TestDataSets:
         assert pairs(saved / "many", split="validation") == [("many:1", ROWS[1]["text"])]
         assert [document.name for document in open_corpus(saved / "one").read(2)] == ["one:3"]
 
-    @pytest.mark.parametrize("setting", [{"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}])
-    def test_settings_of_the_hub_are_refused_elsewhere(self, saved, setting):
+    def test_settings_of_the_hub_are_refused_or_dropped_elsewhere(self, saved):
         write(saved / "texts/a.txt", "a")
-        for source in (saved / "texts", saved / "texts/a.txt", saved / "one", "stdlib", "pydoc"):
-            refused(source, f"data.{next(iter(setting))}", **setting)
-
-    def test_another_source_drops_settings_of_the_hub(self, saved):
-        write(saved / "texts/a.txt", "a")
+        for setting in ({"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}):
+            for source in (saved / "texts/a.txt", saved / "one", "stdlib"):
+                refused(source, f"data.{next(iter(setting))}", **setting)
         hub = Data(source="some/set", split="train[:10%]", subset="en", stream=True, max_tokens=9)
-        for source in (str(saved / "texts"), "stdlib", "pydoc"):
+        for source in (str(saved / "texts"), "stdlib"):
             assert other_source(hub, source) == Data(source=source)
         assert other_source(hub, str(saved / "many")).split == "train[:10%]"
         assert other_source(hub, "another/set") == hub.model_copy(update={"source": "another/set"})
-        assert other_source(hub, hub.source) == hub
 
     def test_refusals(self, saved):
         refused(saved / "many", "train, validation", split="trian")
@@ -194,75 +158,54 @@ class TestDataSets:
         (saved / "one" / "state.json").write_text("{")
         refused(saved / "one", "one")
 
-    def test_name_on_the_hub(self, monkeypatch):
+    def test_name_on_the_hub(self, tmp_path, monkeypatch):
         calls = []
 
         def load(name, subset, split):
             calls.append((name, subset, split))
+            if name == "my_corpsu":
+                raise ConnectionError
             return datasets.Dataset.from_list(ROWS)
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         assert pairs("owner/set", split="test") == [("owner/set" + s, text) for s, text in DOCUMENTS]
         assert calls == [("owner/set", None, "test")]
-
-    def test_no_network(self, tmp_path, monkeypatch):
-        def load(name, subset, split):
-            raise ConnectionError("Couldn't reach 'my_corpsu' on the Hub\ntraceback")
-
-        monkeypatch.setattr(datasets, "load_dataset", load)
         monkeypatch.chdir(tmp_path)
         write(tmp_path / "my_corpus/a.txt", "text")
-        refused("my_corpsu", r"'my_corpsu' .*did you mean my_corpus.*ConnectionError: Couldn't reach")
+        refused("my_corpsu", "'my_corpsu'.* my_corpus")
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("name", "data", "match"),
+        ("name", "data", "place"),
         [
-            ("c.jsonl", b"\n\n", "no document"),
-            ("table.csv", b"a,b", r"'\.csv'.*\.txt"),
-            ("latin.txt", b"caf\xe9 au lait", "byte 3 .*iconv"),
+            ("c.jsonl", b"\n\n", ""),
+            ("table.csv", b"a,b", "csv"),
+            ("latin.txt", b"caf\xe9 au lait", "byte 3"),
             ("c.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "line 2"),
             ("c.jsonl", json_lines(ROWS) + b'{"text": "a"', "line 4"),
-            ("c.jsonl", b'"text"\n', "line 1: a str"),
-            ("c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n', "line 4: no field 'text' .* 'body', 'id'"),
-            ("c.jsonl", b'{"text": 3}', "line 1: field 'text' is of type int"),
-            ("c.jsonl", b'{"text": null}', "line 1"),
+            ("c.jsonl", b'"text"\n', "line 1"),
+            ("c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n', "line 4.*'text'.*'body', 'id'"),
+            ("c.jsonl", b'{"text": 3}', "line 1.*'text'"),
             ("c.jsonl", rb'{"text": "ab\ud83d"}', "line 1"),  # half of a surrogate pair
-            ("c.jsonl.gz", json_lines(ROWS), "damaged"),
-            ("c.jsonl.zst", json_lines(ROWS), "damaged"),
+            ("c.jsonl.gz", gzip.compress(json_lines(ROWS), mtime=0)[:-9], "line 3"),
+            ("c.jsonl.zst", zstandard.compress(MANY)[:-9], "line [0-9,]+"),
             ("c.parquet", b"PAR1" + bytes(99), "row 0"),
         ],
     )
-    def test_the_place_is_named(self, tmp_path, name, data, match):
-        path = write(tmp_path / name, data)
-        refused(path, rf"{name}.*{match}|{match}.*{name}")
-
-    @pytest.mark.parametrize("keep", [0.5, 0.98])
-    @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
-    def test_compressed_cut_short(self, tmp_path, ending, pack, keep):
-        data = pack(json_lines([{"text": hashlib.sha256(bytes([i % 256, i >> 8])).hexdigest()} for i in range(9_000)]))
-        refused(write(tmp_path / f"c.jsonl{ending}", data[: int(len(data) * keep)]), "line [0-9,]+")
+    def test_the_place_is_named(self, tmp_path, name, data, place):
+        refused(write(tmp_path / name, data), rf"{name}.*{place}")
 
     def test_missing_path(self, tmp_path):
         write(tmp_path / "corpus.jsonl", b"")
-        refused(tmp_path / "corpsu.jsonl", r"did you mean corpus\.jsonl")
-        refused("nowhere/to/be/found/", "stdlib")
+        refused(tmp_path / "corpsu.jsonl", r"corpus\.jsonl")
+        refused("nowhere/to/be/found/", "nowhere")
+        write(tmp_path / "pictures/picture.png", b"")
+        refused(tmp_path / "pictures", "pictures")
+        corpus = open_corpus(tmp_path / "corpus.jsonl")
+        (tmp_path / "corpus.jsonl").unlink()
         with pytest.raises(DataError):
-            open_corpus(tmp_path / "missing.txt")
-
-    def test_empty_folder(self, tmp_path):
-        write(tmp_path / "picture.png", b"")
-        refused(tmp_path, r"\.parquet")
-
-    @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
-    def test_removed_while_it_is_read(self, tmp_path, name):
-        path = write(tmp_path / name, b"")
-        corpus = open_corpus(path)
-        path.unlink()
-        for read in (lambda: list(corpus), corpus.fingerprint):
-            with pytest.raises(DataError, match=name):
-                read()
+            corpus.fingerprint()
 
 
 def test_the_fingerprint_follows_names_contents_and_field(tmp_path):
@@ -270,16 +213,12 @@ def test_the_fingerprint_follows_names_contents_and_field(tmp_path):
         path = write(tmp_path / folder / name, text)
         return open_corpus(Data(source=str(path.parent), **options)).fingerprint()
 
-    base = fingerprint("a", "x.txt", "text")
-    assert fingerprint("b", "x.txt", "text") == base
-    assert fingerprint("c", "y.txt", "text") != base
-    assert fingerprint("d", "x.txt", "texT") != base
-    assert fingerprint("e", "x.txt", "text", text_field="body") != base
-
-
-def test_the_fingerprint_of_a_saved_data_set_follows_its_rows(tmp_path):
-    def fingerprint(rows: list[dict]) -> str:
+    def of_saved(rows: list[dict]) -> str:
         datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
         return open_corpus(tmp_path / "set").fingerprint()
 
-    assert fingerprint(ROWS) != fingerprint(ROWS[:2]) != fingerprint([ROWS[0], ROWS[2]])
+    base = fingerprint("a", "x.txt", "text")
+    assert fingerprint("b", "x.txt", "text") == base
+    others = [fingerprint("c", "y.txt", "text"), fingerprint("d", "x.txt", "texT")]
+    others += [fingerprint("e", "x.txt", "text", text_field="body"), of_saved(ROWS), of_saved(ROWS[:2])]
+    assert len({base, *others}) == 6

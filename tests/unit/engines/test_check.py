@@ -25,7 +25,6 @@ from tests.tiny import byte_tokenizer, checkpoint
 
 PLACES = [*range(121, 129), *range(1145, 1153), *range(2040, 2048)]
 REQUEST = Request("DIR", [1] * 2047, PLACES, 2048)
-ENGINE = Engine("vllm", "python", "1.0")
 
 
 @pytest.fixture(scope="module")
@@ -41,52 +40,24 @@ def scripted(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, name: s
 
 
 @pytest.mark.parametrize(
-    ("original", "target", "depths"),
-    [
-        (256, 2048, [128, 1152, 2047]),  # inside, in the middle of what is beyond, at the end
-        (256, 256, [128, 192, 255]),  # not extended
-    ],
+    ("original", "target", "depths"), [(256, 2048, [128, 1152, 2047]), (256, 256, [128, 192, 255])]
 )
 def test_a_request_has_eight_places_at_each_depth(original: int, target: int, depths: list[int]) -> None:
     tokenizer = byte_tokenizer()
     request = plan_request("DIR", tokenizer, original, target)
     assert request.places == [place for depth in depths for place in range(depth - 7, depth + 1)]
     assert request.ids == tokenizer(tokenizer.decode(request.ids)).input_ids[: target - 1]
-    assert (request.model, request.max_length) == ("DIR", target)
     assert request.tokens == [tokenizer(text).input_ids for text in request.texts]
 
 
-def test_an_engine_runs_in_a_separate_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "asked = json.load(open(sys.argv[2])); json.dump({sys.argv[1]: asked['places']}, open(sys.argv[3], 'w'))\n"
-    assert scripted(monkeypatch, tmp_path, script).answer(REQUEST) == {"vllm": PLACES}
-
-
-@pytest.mark.parametrize(("name", "devices"), [("llama.cpp", ""), ("vllm", "0")])
-def test_an_engine_has_no_network_and_only_vllm_an_accelerator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, devices: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    names = ["HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"]
-    script = f"json.dump({{name: os.environ.get(name) for name in {names}}}, open(sys.argv[3], 'w'))\n"
-    seen = scripted(monkeypatch, tmp_path, script, name).answer(REQUEST)
-    assert seen == dict(zip(names, ["1", devices], strict=True))
-
-
 @pytest.mark.parametrize(
-    ("script", "why"),
-    [
-        # pydantic's, as vLLM raises it: the reason is in the middle
-        (
-            "raise ValueError('1 error\\n  of type strange\\n    For more visit a page')",
-            "ValueError: 1 error of type str",
-        ),
-        ("print('a warning', file=sys.stderr); raise SystemExit(3)", "a warning"),
-        ("import signal; os.kill(os.getpid(), signal.SIGABRT)", "-6"),
-    ],
+    "script", ["raise ValueError('1 error\\n  of type strange')", "import signal; os.kill(os.getpid(), signal.SIGABRT)"]
 )
-def test_the_error_of_an_engine_is_shown(script: str, why: str, tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(EngineError, match=f"DIR.*{why}"):
+def test_an_engine_that_fails_is_an_error(script: str, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(EngineError):
         scripted(monkeypatch, tmp_path, script + "\n").answer(REQUEST)
+    with pytest.raises(EngineError):
+        find_engines([], ["/bin/false"])
 
 
 def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,43 +70,28 @@ def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) 
     theirs = [Engine("transformers", "other", "4.57.6"), Engine("vllm", "other", "0.32.0")]
     assert find_engines([], ["other"])[1:] == theirs
     assert find_engines(["vllm"], ["other"]) == theirs[1:]
-    for name in ("vllm", "llama.cpp"):
-        with pytest.raises(EngineError, match=name):
+    for name, error in (("vllm", EngineError), ("vlm", RecipeError)):
+        with pytest.raises(error):
             find_engines([name])
-    with pytest.raises(RecipeError, match="vlm"):
-        find_engines(["vlm"])
-
-
-@pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/echo", "/bin/false"])
-def test_a_python_that_does_not_run_is_refused(python: str) -> None:
-    with pytest.raises(EngineError, match=python):
-        find_engines([], [python])
-
-
-def test_the_script_of_the_engines_imports_nothing_of_skipwise() -> None:
-    assert "skipwise" not in module.READER.read_text().split('"""', 2)[2].lower()
 
 
 def test_an_adapter_and_code_of_the_hub_are_refused(model: Path, tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "someone/kernel"}))
-    with pytest.raises(ModelError, match="someone/kernel"):
+    with pytest.raises(ModelError):
         model_folder(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"skipwise_base": "base"}))
-    with pytest.raises(ModelError, match=r"lora\.saved=merged"):
+    with pytest.raises(ModelError):
         model_folder(str(tmp_path))
-
-
-def test_the_model_of_a_run_folder_is_read(model: Path, tmp_path: Path) -> None:
-    shutil.copytree(model, tmp_path / "model")
-    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+    shutil.copytree(model, tmp_path / "run" / "model")
+    assert model_folder(str(tmp_path / "run")) == str(tmp_path / "run" / "model")
 
 
 def test_no_more_than_length_and_the_target_is_read(model: Path) -> None:
     assert lengths_of(str(model), None) == lengths_of(str(model), 4096) == (128, 128)
     assert lengths_of(str(model), 96) == (96, 96)
-    with pytest.raises(RecipeError, match="32"):
+    with pytest.raises(RecipeError):
         lengths_of(str(model), 32)
 
 
@@ -168,18 +124,9 @@ def test_differences_by_depth() -> None:
     made = compared({"places": theirs})
     assert made.depths == {128: (0.0, 0.0), 1152: (1.0, (7 * 0.25 + 1.0) / 8), 2047: (0.5, 0.5)}
     assert not made.agrees
-
-
-def test_a_token_that_lacks_is_as_likely_as_the_least() -> None:
-    ours = [[(7, -1.0), (8, -2.0), (9, -6.0)]] * 24
-    theirs = [[(8, -2.5), (7, -1.0), (3, -4.0)]] * 24
-    assert compared({"places": theirs}, {"places": ours}).depths[128] == pytest.approx((2.0, 2.5 / 3))
-
-
-def test_an_engine_that_fails_does_not_agree() -> None:
-    made = compared("it cannot")
-    assert made.problem == "it cannot"
-    assert not made.agrees
+    for value, agrees in ((TOLERANCE, True), (float("nan"), False)):
+        assert compared({"places": places(-1.0, -1.0, -1.0 - 0.999 * value)}).agrees is agrees
+    assert not compared("it cannot").agrees
 
 
 def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_a_note() -> None:
@@ -187,16 +134,9 @@ def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_a_not
     same = places(-1.0, -1.0, -1.0)
     hard = compared({"places": same, "tokens": [[1, 2], [3], [4, 6]]}, None, request)
     assert hard.agrees
-    assert "1 of 2" in hard.note
+    assert hard.note
     plain = compared({"places": same, "tokens": [[1, 2, 2], [3], [4, 5]]}, None, request)
     assert not plain.agrees
-    assert "1 tokens" in plain.problem
-
-
-@pytest.mark.parametrize(("mean", "agrees"), [(TOLERANCE, True), (TOLERANCE * 1.001, False), (float("nan"), False)])
-def test_the_mean_of_each_depth_is_bounded(mean: float, agrees: bool) -> None:
-    made = Comparison(ENGINE, {128: (0.0, 0.0), 1152: (1.0, mean), 2047: (0.0, 0.0)}, TOLERANCE)
-    assert made.agrees is agrees
 
 
 @pytest.mark.parametrize("far", [0.0, 0.5, "vllm 1.0 cannot read it"])
@@ -217,10 +157,6 @@ def test_the_command_ends_with_status_1_if_an_engine_differs(
     except SystemExit as end:
         status = end.code
     assert status == (far != 0.0)
-    printed = capsys.readouterr().out
-    assert (far if isinstance(far, str) else " 95 tokens") in printed
-
-
-def test_the_reference_alone_is_nothing_to_compare(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match="--python"):
+    assert (far if isinstance(far, str) else " 95 tokens") in capsys.readouterr().out
+    with pytest.raises(EngineError):  # transformers alone is nothing to compare
         module.check(str(model), find_engines(["transformers"]), None)

@@ -1,10 +1,8 @@
 """Tasks and their data, requests of the harness, and records."""
 
 import json
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -12,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import benchmarks
-from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, _by_question, _scores, data_of, parse_tasks
+from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, data_of, parse_tasks
 from skipwise.results.scores import PAPER
 from tests.tiny import byte_tokenizer, llama
 
@@ -65,7 +63,7 @@ def test_a_list_of_tasks_with_their_examples() -> None:
     assert parse_tasks("boolq, arc_challenge:25,,boolq") == [("boolq", None), ("arc_challenge", 25)]
     paper = [(task, how.fewshot) for task, how in PAPER.items()]
     assert parse_tasks("boolq:1,paper,paper") == [("boolq", 1), *paper]
-    for words in (" , ", "boolq:few", "boolq:-1", "boolq:"):
+    for words in ("boolq:few", "boolq:-1", "boolq:"):
         with pytest.raises(RecipeError):
             parse_tasks(words)
 
@@ -91,51 +89,16 @@ def changes(tasks: Path, task: str, data: Path | None) -> dict[str, object]:
     return data_of(task, manager.task_index[task].cfg, data)
 
 
-def test_a_subset_is_a_folder_or_in_the_card(tasks: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "data" / "owner" / "tiny", "train", "validation")
-    hard = write(folder / "hard", "train", "validation")
-    assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(hard), "dataset_name": None}
-    card = "---\nconfigs:\n- config_name: hard\n  data_files:\n  - {split: validation, path: validation.jsonl}\n---\n"
-    (folder / "README.md").write_text(card)
-    assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(folder), "dataset_name": "hard"}
-
-
 def test_missing_data_are_refused(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "data" / "tiny").mkdir(parents=True)
     for data in (tmp_path, tmp_path / "data", None):
-        with pytest.raises(DataError, match="owner/tiny"):
+        with pytest.raises(DataError):
             changes(tasks, "plain", data)
-
-
-def test_code_of_a_data_set_is_never_asked_for(tasks: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    write(data / "tiny", "train", "validation")
+    write(tmp_path / "own" / "tiny", "train", "validation")
     text = (tasks / "plain.yaml").read_text()
     (tasks / "plain.yaml").write_text(text + "dataset_kwargs: {trust_remote_code: true}\n")
-    assert changes(tasks, "plain", data)["dataset_kwargs"] == {}
-
-
-def test_scores_are_metrics_with_their_errors() -> None:
-    result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "em,strict": 1, "em_stderr,strict": "N/A"}
-    result |= {"acc_norm,none": 0.25, "acc_norm_stderr,none": float("nan")}
-    assert list(_scores(result)) == [("acc", 0.5, 0.1), ("em,strict", 1.0, None), ("acc_norm", 0.25, None)]
-
-
-@pytest.mark.parametrize(
-    ("scores", "value", "kept"),
-    [
-        ([1.0, 0, True, np.float64(0)], 0.5, "1010"),
-        ([np.float64(0.1234567), 0.5], 0.31172835, [0.123457, 0.5]),
-        ([1, 0, 1], 0.8, ""),  # a metric that is no mean, as F1
-        ([(0, 1), (1, 1)], 0.5, ""),  # parts of a score
-        ([1.0, math.nan], math.nan, ""),
-        ([None, None], 0.0, ""),
-        ([], 0.0, ""),
-    ],
-)
-def test_scores_of_questions_are_kept_where_the_value_is_their_mean(scores, value, kept) -> None:
-    assert _by_question(scores, value) == kept
+    assert changes(tasks, "plain", tmp_path / "own")["dataset_kwargs"] == {}  # its code is never asked for
 
 
 def instance(kind: str, *arguments: object) -> Instance:
@@ -163,7 +126,7 @@ def test_requests_that_fit_are_the_harnesss_own_and_longer_ones_are_refused(kind
     fitting, long = requests(kind, LENGTH), requests(kind, LENGTH + 1)
     assert getattr(wrapped(), kind)(fitting) == getattr(theirs, kind)(fitting)
     assert getattr(theirs, kind)(long)  # cut, with an answer all the same
-    with pytest.raises(EvaluationError, match="33 tokens"):
+    with pytest.raises(EvaluationError):
         getattr(wrapped(), kind)([*fitting, *long])
 
 
@@ -172,12 +135,5 @@ def test_nan_logits_are_refused() -> None:
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-        with pytest.raises(EvaluationError, match="own"):
+        with pytest.raises(EvaluationError):
             getattr(broken, kind)(requests(kind, 20))
-
-
-def test_log_probabilities_are_float32_in_any_precision() -> None:
-    ((value, _),) = wrapped("bf16").loglikelihood(requests("loglikelihood", 20))
-    assert value != torch.tensor(value).bfloat16().item()
-    ((exact, _),) = wrapped().loglikelihood(requests("loglikelihood", 20))
-    assert value == pytest.approx(exact, rel=0.05)

@@ -1,28 +1,47 @@
 """Which requests are planned, and how their keys differ."""
 
+import shutil
 from dataclasses import replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from transformers import LlamaConfig
 
-from skipwise.data.ruler import read_ruler_data, ruler_prompt
-from skipwise.errors import TooShortError
-from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.perplexity import fed_tokens
-from skipwise.evaluation.plan import _require_room, bucket_edges, plan_model, plan_prompts, plan_readings
-from skipwise.evaluation.specification import Specification
+from skipwise.data.ruler import TASKS
+from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
+from skipwise.evaluation.measure import Workload, measure, missing, too_long
+from skipwise.evaluation.perplexity import sliding_perplexity
+from skipwise.evaluation.plan import plan_model, plan_prompts, plan_readings
+from skipwise.evaluation.specification import (
+    EvaluatedModel,
+    Specification,
+    assumed_length,
+    doubled_windows,
+    find_models,
+    read_tasks,
+    specify,
+)
 from skipwise.evaluation.texts import EvaluationText, Segment
-from tests.tiny import byte_tokenizer, llama
+from skipwise.extend import _measure_step
+from skipwise.model.config import load_config
+from skipwise.model.cost import token_bytes
+from skipwise.model.extension import plan_extension
+from skipwise.model.origin import Origin
+from skipwise.recipes.schema import Data
+from skipwise.results.records import ReadingRecord
+from skipwise.training.trainer import _memory_errors
+from tests.tiny import byte_tokenizer, checkpoint, llama
 
 QUIET = Console(quiet=True)
 MODEL = EvaluatedModel("m", "", 32, 4096, weights="w")
 READ = Specification(windows=[32, 64], original=32, target=64, stride=16, segment_lengths=[40])
 ASKED = Specification(tasks=["passkey"], prompt_lengths=[420], prompt_trials=3)
-RULED = Specification(tasks=["ruler:vt"], prompt_lengths=[2048], prompt_trials=3, seed=5)
 
 
 def text_of(*lengths: int, windows: tuple[int, ...] = (32, 64), source: str = "x") -> EvaluationText:
@@ -52,17 +71,6 @@ def prompts(specification: Specification, model: EvaluatedModel = MODEL, console
     return list(plan_prompts(specification, model, byte_tokenizer(), console, **how))
 
 
-def test_every_text_is_read_at_every_window_and_its_segments_once() -> None:
-    planned = requests(plan_readings(READ, MODEL, [TEXT, text_of(80, source="y")]))
-    sliding = [(r.data, r.document, r.window) for r in planned if r.mode == "sliding"]
-    expected = [("x", d, w) for w in (32, 64) for d in ("d0", "d1", "d2")] + [("y", "d0", w) for w in (32, 64)]
-    assert sliding == expected
-    segments = [(r.document, r.begin, r.window, r.stride) for r in planned if r.mode == "segment" and r.data == "x"]
-    assert segments == [("d0", 0, 40, 40), ("d0", 40, 40, 40)]
-    assert {r.edges[-1] for r in planned} == {90, 70, 40, 80}
-    assert len(set(keys(plan_readings(READ, MODEL, [TEXT])))) == 8
-
-
 def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     rule = changed(READ, tasks=["passkey", "keys", "ruler:vt"], prompt_lengths=[1024, 2048, 4096], prompt_trials=1)
     base = replace(MODEL, original=2048, control=True)
@@ -78,44 +86,6 @@ def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     assert len([r for r in own if r.kind != "reading"]) == 9
 
 
-@pytest.mark.parametrize("changes", [{"weights": "v"}, {"label": "n"}])
-def test_another_model_makes_other_requests(changes) -> None:
-    ours, theirs = (
-        set(keys([*plan_readings(READ, m, [TEXT]), *prompts(ASKED, m)])) for m in (MODEL, replace(MODEL, **changes))
-    )
-    assert not ours & theirs
-
-
-@pytest.mark.parametrize("change", [{"stride": 8}, {"precision": "bf16"}])
-def test_other_readings_have_other_keys(change) -> None:
-    ours = set(keys(plan_readings(READ, MODEL, [text_of(90)], [64])))
-    theirs = set(keys(plan_readings(changed(READ, **change), MODEL, [text_of(90)], [64])))
-    assert len(ours & theirs) == (2 if "stride" in change else 0)  # segments are read in one pass
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"depths": "random"}, {"precision": "bf16"}, {"tasks": ["lines"]}])
-def test_other_prompts_have_other_keys(change) -> None:
-    ours, theirs = (set(keys(prompts(s))) for s in (ASKED, changed(ASKED, **change)))
-    assert not ours & theirs
-    assert len(ours) == 3
-
-
-def test_bucket_edges_hold_positions_windows_and_even_parts() -> None:
-    edges = bucket_edges(1000, [128, 512], 128)
-    assert {1, 32, 64, 128, 256, 512, 1000} | {512 * k // 16 for k in range(1, 17)} <= set(edges)
-    assert edges == sorted(set(edges))
-    assert bucket_edges(20, [16], 16) == [1, *range(2, 17), 20]
-
-
-def test_progress_reaches_the_total() -> None:
-    batches = [*plan_readings(READ, MODEL, [TEXT]), *prompts(ASKED)]
-    for batch in batches:
-        steps: list[int] = []
-        list(batch.answers(llama(512), steps.append))
-        assert sum(steps) == batch.tokens
-    assert batches[0].tokens == fed_tokens([d.tokens for d in TEXT.documents[:2]], 32, 16)
-
-
 def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
     short = changed(ASKED, tasks=["passkey", "ruler:vt"], prompt_lengths=[64, 420])
     console = Console(file=StringIO())
@@ -126,49 +96,144 @@ def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
         prompts(changed(short, prompt_lengths=[64]), required=True)
 
 
-def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr("skipwise.evaluation.plan.draw_prompt", lambda *how: drawn.append(how[2]))
-    assert len(prompts(changed(ASKED, prompt_lengths=[420, 2**24]))) == 2
-    assert drawn == [420, 420 * 7 // 8, 2**14]
+@pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"tasks": ["lines"]}, {"stride": 8}])
+def test_other_settings_and_another_model_make_other_requests(change) -> None:
+    rule = changed(READ, tasks=["passkey"], prompt_lengths=[420], prompt_trials=3)
+
+    def asked(rule: Specification, model: EvaluatedModel = MODEL) -> set[str]:
+        return set(keys([*plan_readings(rule, model, [text_of(90)], [64]), *prompts(rule, model)]))
+
+    ours = asked(rule)
+    assert ours - asked(changed(rule, **change))
+    assert not ours & asked(rule, replace(MODEL, weights="v"))
+    assert not ours & asked(rule, replace(MODEL, label="n"))
+
+
+def batches_of(*texts) -> list:
+    return [*plan_readings(READ, MODEL, texts or [TEXT]), *plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)]
+
+
+def test_every_request_gets_the_record_of_its_key() -> None:
+    model, batches = llama(512), batches_of()
+    made: list = []
+    measure(model, batches, QUIET, made.append)
+    assert sorted(r.key for r in made) == sorted(keys(batches))
+    shards = [keys(missing(batches, set(), (part, 3))) for part in (1, 2, 3)]
+    assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    assert not model.lm_head._forward_hooks
+    for record in (r for r in made if isinstance(r, ReadingRecord)):
+        tokens = next(d.tokens for d in TEXT.documents if d.document == record.document)
+        tokens = tokens[record.begin :][:40] if record.mode == "segment" else tokens
+        whole = sliding_perplexity(model, [tokens], window=record.window, stride=min(record.stride, record.window))
+        assert sum(record.nll) == pytest.approx(whole.nll, rel=1e-4)
+        assert record.tokens == len(tokens) - 1
+
+
+def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA")
+
+    [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
+    monkeypatch.setattr(type(batch), "answers", full)
+    with pytest.raises(EvaluationError):
+        measure(llama(), [batch], QUIET, print)
+    trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
+    batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
+    evaluation = SimpleNamespace(step_batches=lambda step: [batch])
+    with pytest.raises(EvaluationError), _memory_errors(trainer):
+        _measure_step(evaluation, run, llama(), 2)
+
+
+def test_lengths_that_no_memory_holds_are_refused() -> None:
+    config = LlamaConfig(num_hidden_layers=1)
+    part, room = Workload("windows", 128, 128), 128 * token_bytes(config, 2, cached=False)
+    assert too_long([part], config, 2, 1000, 1000 + room) == ""
+    assert too_long([part], config, 2, 1000, 999 + room)
+    assert too_long([replace(part, scored=False)], config, 2, 1000, 1000 + room)  # the KV cache
+
+
+def test_lengths_double_from_the_original_to_the_target() -> None:
+    assert doubled_windows(256, 2048) == [256, 512, 1024, 2048]
+    assert doubled_windows(400, 1000) == [400, 800, 1000]
+    assert doubled_windows(256, 256) == [256]
+    assert Specification(original=256, target=16384).stride_of(2048) == 1024
+    wide = Specification(windows=[512, 1024], original=256, target=1024, stride=300)
+    assert (wide.stride_of(1024), wide.stride_of(256)) == (300, 128)
+    assert specify(256, 1024, windows=[512, 128, 512]).windows == [128, 512]
+
+
+def test_names_of_tasks() -> None:
+    assert read_tasks(["passkey", "ruler:vt", "niah_multikey_1"]) == ["passkey", "ruler:vt", "ruler:niah_multikey_1"]
+    assert read_tasks(["ruler:vt:hops=2", "chains=3", "cwe"]) == ["ruler:vt:hops=2,chains=3", "ruler:cwe"]
+    assert read_tasks(["vt", " ruler:vt", "vt:hops=4", "ruler:vt:chains=1"]) == ["ruler:vt"]
+    assert read_tasks(["vt:chains=3,hops=2"]) == read_tasks(["vt:hops=2,chains=3"])
+    assert read_tasks(["ruler"]) == [f"ruler:{task}" for task in TASKS if not task.startswith("qa_")]
 
 
 @pytest.mark.parametrize(
-    ("length", "alike", "tried"), [(120, True, {0}), (120, False, {0, 1, 2}), (104, True, {0, 1, 2})]
+    "settings", [{"documents": -1}, {"tasks": ["ruler:vtt"]}, {"tasks": ["ruler:vt:hop=2"]}, {"windows": [1, 8]}]
 )
-def test_all_trials_are_tried_if_prompts_hardly_fit_or_differ(length, alike, tried) -> None:
-    seen = set()
-
-    def drawn(tokens: int, trial: int) -> int:
-        seen.add(trial)
-        if tokens < (needed := 100 + trial):
-            raise TooShortError("too short", shortest=needed)
-        return trial
-
-    assert _require_room(drawn, length, 3, alike=alike) == 0
-    assert seen == tried
-    with pytest.raises(TooShortError):  # the first fits, the third does not
-        _require_room(drawn, 101, 3)
+def test_settings_that_break_their_rule_are_refused(settings) -> None:
+    with pytest.raises(RecipeError):
+        specify(32, 64, **settings)
 
 
-def test_keys_of_ruler_depend_on_its_texts(tmp_path: Path) -> None:
-    [batch] = prompts(RULED)
-    assert [(r.task, r.length, r.seed, r.trial) for r in batch.requests] == [("vt", 2048, 5, n) for n in range(3)]
-    (tmp_path / "PaulGrahamEssays.json").write_text('{"text": "One day. Another day."}')
-    [other] = prompts(changed(RULED, ruler_data=tmp_path))
-    assert {r.key for r in other.requests}.isdisjoint(r.key for r in batch.requests)
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
-@pytest.mark.parametrize(
-    ("written", "score"),
-    [("nothing", 0.0), ("it is {0}", 0.2), ("{4} {3} {2} {1} {0}", 1.0), ("{4}{3}{2}{1}{0}, all LOWER", 1.0)],
-)
-def test_ruler_scores_the_share_of_the_answers(written: str, score: float) -> None:
-    [batch] = prompts(RULED)
-    question, _ = batch.ask(batch.requests[1])
-    drawn = ruler_prompt(byte_tokenizer(), "vt", 2048, 5, 1, read_ruler_data())
-    assert question.ids == drawn.ids
-    text = written.format(*drawn.answers)
-    assert question.score(text.lower() if "LOWER" in written else text) == pytest.approx(score)
-    assert (question.most, question.settled) == (30, True)
-    assert byte_tokenizer().decode(question.draft).strip() == drawn.answers[0]
+@pytest.fixture
+def base(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return checkpoint(tmp_path / "base", window=32)
+
+
+def made(folder: Path, **changes: object) -> Path:
+    return checkpoint(folder, window=128, rope_parameters=changes or YARN)
+
+
+@pytest.mark.parametrize(("original", "lengths", "warned"), [(None, (32, 128), True), (128, (128, 512), False)])
+def test_a_linear_scaling_without_original_length_is_warned_of(base, tmp_path, original, lengths, warned) -> None:
+    name = str(made(tmp_path / "m", rope_type="linear", rope_theta=1e4, factor=4.0))
+    [one] = find_models([name], "", original)
+    assert (one.original, one.target) == lengths
+    assert bool(assumed_length(one)) is warned
+    assert not assumed_length(find_models([str(made(tmp_path / "yarn"))], "")[0])
+
+
+def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:
+    model = made(tmp_path / "runs" / "mine" / "model", rope_type="default", rope_theta=4e4)
+    Origin("base", 32, Data()).write(model)
+    one, behind = find_models(["runs/mine/model/"])
+    assert (one.label, one.original, one.base) == ("mine", 32, behind.label)
+    assert (behind.label, behind.name, behind.control, behind.base) == ("base (base)", "base", True, "")
+    assert [m.control for m in find_models(["runs/mine/model"], "")] == [False]
+    shutil.rmtree(base)  # a base that is gone is not one
+    assert [m.base for m in find_models(["runs/mine/model"])] == [""]
+    (model / "skipwise.json").unlink()
+    assert [m.original for m in find_models(["runs/mine/model"])] == [128]
+    assert find_models(["runs/mine/model"], None, 64)[0].original == 64
+
+
+def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
+    names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
+    assert [m.label for m in find_models(names)] == names
+    again = f"{names[1]}/../m"
+    assert [m.label for m in find_models(names, again)] == names  # the base is one of them, by another path
+    assert len(find_models([*names, again])) == 2
+    with pytest.raises(ModelError):
+        find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])
+
+
+def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_path) -> None:
+    before = find_models(["base"])[0].digest
+    assert len(before) == 16
+    checkpoint(tmp_path / "base", window=32, initializer_range=0.3)  # under the same path
+    weights = find_models(["base"])[0].digest
+    checkpoint(tmp_path / "base", window=128, rope_parameters=YARN, initializer_range=0.3)
+    assert len({before, weights, find_models(["base"])[0].digest}) == 3
+    one = find_models(["base"])[0]
+    extended = replace(one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace"))
+    assert extended.digest != one.digest
+    assert "0x" not in repr(extended.extension)  # an address would make another digest in every process
+    assert replace(one, label="x", control=True).digest == one.digest

@@ -10,7 +10,6 @@ from skipwise.method.positions import (
     SCHEMES,
     ChunkRules,
     Plans,
-    _placed,
     cream,
     end_anchored_skips,
     full_length,
@@ -19,10 +18,6 @@ from skipwise.method.positions import (
     short,
 )
 from skipwise.method.rng import Rng
-
-GOLDEN_LENGTHS = [[154, 16, 86], [74, 104, 78], [159, 51, 46]]
-GOLDEN_SKIPS = [[0, 227, 513], [0, 1222, 1377], [0, 285, 972]]
-GOLDEN_OFFSETS = [[0, 1085, 2574], [0, 4275, 4386], [0, 3, 2193]]
 
 
 def rng(examples: int = 64, seed: int = 0, epoch: int = 0) -> Rng:
@@ -77,37 +72,15 @@ def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() ->
     contiguous = (plans.position_ids() == np.arange(64)).all(axis=1) & (np.diff(plans.content_indices()) == 1).all(
         axis=1
     )
-    begins = plans.content_indices()[contiguous, 0]
-    assert len(np.unique(begins)) > 200
-    assert begins.max() == 300 - 64
+    assert plans.content_indices()[contiguous, 0].max() == 300 - 64
     assert abs(contiguous.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 4000)
     assert (plans.position_ids()[~contiguous] == without.position_ids()[~contiguous]).all()
-    with pytest.raises(RecipeError, match=r"contiguous 1\.5 must lie in 0\.\.1"):
-        ChunkRules(contiguous=1.5)
-
-
-@given(settings_of_pose())
-def test_a_plan_depends_on_its_own_example_alone(rule: dict) -> None:
-    documents = np.full(32, rule["train_length"] + rule["room"])
-    some = np.array([3, 17, 30])
-    rules = ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"])
-    whole = pose(rng(32, 5, 2), rule["train_length"], rule["target_length"], documents, rules)
-    part = pose(Rng.of(5, 2, some), rule["train_length"], rule["target_length"], documents[some], rules)
-    for field in ("lengths", "skips", "offsets"):
-        assert (getattr(whole, field)[some] == getattr(part, field)).all()
 
 
 def test_position_ids_are_the_papers_equation() -> None:
     plans = Plans(np.array([[2, 3]]), np.array([[0, 10]]), np.array([[0, 4]]))
     assert plans.position_ids().tolist() == [[0, 1, 12, 13, 14]]
     assert plans.content_indices().tolist() == [[0, 1, 6, 7, 8]]
-
-
-def test_a_golden_plan_is_the_same_on_every_machine() -> None:
-    plans = pose(Rng.of(7, 1, [0, 1, 10**12]), 256, 2048, np.full(3, 5000), ChunkRules(chunks=3))
-    assert plans.lengths.tolist() == GOLDEN_LENGTHS
-    assert plans.skips.tolist() == GOLDEN_SKIPS
-    assert plans.offsets.tolist() == GOLDEN_OFFSETS
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
@@ -131,48 +104,11 @@ def test_first_length_and_skip_are_uniform_as_in_the_paper() -> None:
     first = np.bincount(plans.lengths[:, 0], minlength=train)[1:]
     skip = np.bincount(plans.skips[:, 1], minlength=target - train + 1)
     offset = np.bincount(plans.offsets[:, 1], minlength=100 - train + 1)
-    # 32, 33 and 68 classes: the 0.9999 quantiles of chi-square lie at 71, 72 and 119.
-    assert len(first) == 32
+    assert (len(first), len(skip), len(offset)) == (32, 33, 68)
+    # The 0.9999 quantiles of chi-square with so many classes.
     assert chi_square(first) < 71
-    assert len(skip) == 33
     assert chi_square(skip) < 72
-    assert len(offset) == 68
     assert chi_square(offset) < 119
-
-
-def test_three_chunks_break_the_stick_as_the_papers_code() -> None:
-    examples, train = 60_000, 6
-    plans = pose(rng(examples), train, 12, np.full(examples, 10), ChunkRules(chunks=3))
-    counts: dict[tuple[int, int], int] = {}
-    for first, second in plans.lengths[:, :2].tolist():
-        counts[first, second] = counts.get((first, second), 0) + 1
-    for first in range(1, train - 1):
-        for second in range(1, train - first):
-            expected = examples / (train - 2) / (train - first - 1)
-            assert abs(counts[first, second] - expected) < 5 * expected**0.5
-
-
-def test_released_lengths_keep_the_first_chunk_below_half() -> None:
-    plans = pose(rng(5000), 9, 32, np.full(5000, 9), ChunkRules(lengths="released"))
-    assert sorted(set(plans.lengths[:, 0].tolist())) == [1, 2, 3, 4, 5]
-
-
-def test_aligned_text_is_as_far_apart_as_its_positions_where_the_document_is_long() -> None:
-    plans = pose(rng(4000), 64, 512, np.full(4000, 4096), ChunkRules(content="aligned"))
-    gaps, skips = np.diff(plans.offsets, axis=1), np.diff(plans.skips, axis=1)
-    assert 0.9 < (gaps == skips).mean() < 1  # others were reflected at the end
-    near = pose(rng(), 64, 512, np.full(64, 100), ChunkRules(content="aligned"))
-    assert near.offsets.max() <= 36
-
-
-@given(st.integers(0, 40), st.integers(0, 300))
-def test_a_reflected_place_is_uniform(room: int, gap: int) -> None:
-    class Every(Rng):
-        def integers(self, draw, low, high):
-            return np.arange(2 * room + 2)
-
-    placed = _placed(Every(np.empty(0)), np.full(2 * room + 2, room), np.full((2 * room + 2, 1), gap))
-    assert np.bincount(placed[:, 0]).tolist() == [2] * (room + 1)
 
 
 @given(st.integers(2, 40), st.integers(0, 200))
@@ -180,13 +116,6 @@ def test_end_anchored_skips_give_every_far_distance_the_same_chance(train: int, 
     skips = end_anchored_skips(train, train + room)
     for distance in range(train, train + room):
         assert np.sum((distance - train + 1 <= skips) & (skips <= distance - 1)) == 1
-
-
-def test_end_anchored_plans_draw_each_tooth_of_the_comb_alike() -> None:
-    plans = pose(rng(40_000), 33, 257, np.full(40_000, 33), ChunkRules(skips="end_anchored"))
-    drawn, counts = np.unique(plans.skips[:, 1], return_counts=True)
-    assert drawn.tolist() == [32, 64, 96, 128, 160, 192, 224]
-    assert chi_square(counts) < 28  # the 0.9999 quantile with 6 degrees of freedom
 
 
 @given(st.integers(3, 96), st.integers(0, 3000), st.integers(0, 500), st.integers(0, 2**63))
@@ -205,27 +134,6 @@ def test_cream_has_a_head_at_0_and_a_tail_at_the_target(train, more, room, seed)
     assert (positions[:, -1] == target - 1).all()
 
 
-def test_cream_draws_the_middle_as_its_paper_says() -> None:
-    examples, train, target = 40_000, 96, 768
-    plans = cream(rng(examples), train, target, np.full(examples, train))
-    head = plans.lengths[:, 0]
-    assert (head == 32).all()  # 96 // 3 and 4 x 8: one side of the coin is the other
-    last = plans.skips[:, 1] + head + plans.lengths[:, 1] - 1
-    # k by the definition: floor of a Gaussian of mean 9 and deviation 3 that fell into [2, 16].
-    gauss = np.random.default_rng(0).normal(9, 3, 400_000)
-    k = np.floor(gauss[(gauss >= 2) & (gauss <= 16)])
-    lowest, highest = 32 + np.floor(31 * k / 2), np.floor(k * 96 / 2) - 33
-    assert abs(last.mean() - ((lowest + highest) / 2).mean()) < 1.5
-    assert last.min() >= 32 + 31
-    assert last.max() <= 768 - 33
-
-
-def test_cream_throws_a_fair_coin_for_head_and_tail() -> None:
-    head = cream(rng(40_000), 120, 480, np.full(40_000, 120)).lengths[:, 0]
-    assert set(head.tolist()) == {40, 16}
-    assert abs((head == 40).mean() - 0.5) < 5 * 0.5 / 40_000**0.5
-
-
 def test_randpos_draws_each_position_with_the_same_chance() -> None:
     examples, train, target = 8000, 8, 24
     positions = randpos(rng(examples), train, target, np.full(examples, 50)).position_ids()
@@ -241,46 +149,19 @@ def test_controls_are_contiguous() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
+    ("lengths", "options", "error"),
     [
-        ((64, 512, [100]), {"chunks": 65}, RecipeError, "chunks 65 must lie in 1..64"),
-        ((64, 512, [100]), {"chunks": 0}, RecipeError, "chunks 0 must be at least 1"),
-        ((64, 512, [100]), {"chunks": 2.5}, RecipeError, "chunks 2.5 must be at least 1 and a whole number"),
-        ((64, 32, [100]), {}, RecipeError, "train length 64 must not exceed the target length 32"),
-        ((64, 512, [63]), {}, DataError, "63 tokens is shorter than an example of 64"),
-        (
-            (64, 512, [64]),
-            {"chunks": 3, "lengths": "released"},
-            RecipeError,
-            "'released' needs 2 chunks, not 3; use lengths 'paper'",
-        ),
-        (
-            (64, 512, [64]),
-            {"chunks": 3, "skips": "end_anchored"},
-            RecipeError,
-            "'end_anchored' needs 2 chunks, not 3; use skips 'uniform'",
-        ),
+        ((64, 512, 100), {"chunks": 65}, RecipeError),
+        ((64, 32, 100), {}, RecipeError),
+        ((64, 512, 63), {}, DataError),
+        ((64, 512, 64), {"chunks": 3, "skips": "end_anchored"}, RecipeError),
+        ((64, 512, 64), {"content": "papr"}, RecipeError),
+        ((64, 512, 64), {"contiguous": 1.5}, RecipeError),
     ],
 )
-def test_what_no_plan_can_meet_is_explained(arguments, options, error, message) -> None:
-    train, target, documents = arguments
-    with pytest.raises(error, match=message):
-        pose(rng(1), train, target, np.array(documents), ChunkRules(**options))
-
-
-def test_full_length_needs_documents_of_the_target() -> None:
-    with pytest.raises(DataError, match="511 tokens is shorter than an example of 512"):
+def test_what_no_plan_can_meet_is_refused(lengths, options, error) -> None:
+    train, target, tokens = lengths
+    with pytest.raises(error):
+        pose(rng(1), train, target, np.array([tokens]), ChunkRules(**options))
+    with pytest.raises(DataError):
         full_length(rng(1), 64, 512, np.array([511]))
-
-
-@pytest.mark.parametrize("rule", [{"lengths": "papr"}, {"skips": "papr"}, {"content": "papr"}])
-def test_unknown_rules_name_the_valid_ones(rule: dict) -> None:
-    with pytest.raises(RecipeError, match=f"{next(iter(rule))} 'papr' is unknown.*; choose one of"):
-        ChunkRules(**rule)
-
-
-@pytest.mark.parametrize("scheme", sorted(SCHEMES))
-def test_lengths_may_be_written_as_people_write_them(scheme: str) -> None:
-    documents = np.full(3, 4096)
-    written, counted = (SCHEMES[scheme](rng(3), *pair, documents) for pair in (("1k", "4k"), (1024, 4096)))
-    assert (written.position_ids() == counted.position_ids()).all()

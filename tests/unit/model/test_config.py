@@ -15,70 +15,57 @@ from tests.parity.test_conversion import baichuan, gptj
 from tests.tiny import byte_tokenizer, checkpoint, with_config
 
 
-def test_an_adapter_of_another_program_is_named(tmp_path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
-    with pytest.raises(ModelError, match="'owner/base'"):
-        load_config(tmp_path)
-
-
-@pytest.mark.parametrize("text", [b"[]", b"{", b"\xff{}", b'{"model_type": "llama", "hidden_size": "64"}'])
+@pytest.mark.parametrize("text", [b"[]", b"{", b'{"model_type": "llama", "hidden_size": "64"}'])
 def test_a_damaged_config_names_its_folder(tmp_path, text: bytes) -> None:
     (checkpoint(tmp_path / "broken") / "config.json").write_bytes(text)
     with pytest.raises(ModelError, match="broken"):
         load_config(tmp_path / "broken")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    with pytest.raises(ModelError, match="'owner/base'"):  # of another program
+        load_config(tmp_path)
 
 
 def test_a_model_that_must_be_converted_names_the_command(tmp_path) -> None:
     gptj(32).save_pretrained(tmp_path / "gptj")
-    with pytest.raises(ModelError, match=r"skipwise convert \S+/gptj OUT"):
-        plan_extension(load_config(tmp_path / "gptj"))
     baichuan(tmp_path / "baichuan")
-    with pytest.raises(ModelError, match=r"skipwise convert \S+/baichuan OUT"):
-        load_config(tmp_path / "baichuan")
+    for name in ("gptj", "baichuan"):
+        with pytest.raises(ModelError, match=rf"skipwise convert \S+/{name}"):
+            plan_extension(load_config(tmp_path / name))
 
 
-@pytest.mark.parametrize("kind", ["own", "baichuan"])
-def test_remote_code_is_not_run(tmp_path, monkeypatch, kind: str) -> None:
+def test_remote_code_is_not_run(tmp_path, monkeypatch) -> None:
     """transformers asks on the terminal unless trust_remote_code is false."""
-    folder = with_config(tmp_path, model_type=kind, auto_map={"AutoConfig": "own.Config"})
+    folder = with_config(tmp_path, model_type="own", auto_map={"AutoConfig": "own.Config"})
     (tmp_path / "own.py").write_text("import os; os.mkdir('executed')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *question: "y")
-    with pytest.raises(ModelError, match=kind) as error:
+    with pytest.raises(ModelError, match="own"):
         load_config(folder)
-    assert "trust_remote_code" not in str(error.value)
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
-def test_kernels_of_the_hub_are_refused(tmp_path, key: str) -> None:
+def test_kernels_of_the_hub_are_refused(tmp_path) -> None:
     for changes in (
-        {key: "someone/kernel:run"},
-        {"text_config": {key: {"": "someone/kernel"}}},
-        {key: "flash_attention_2"},
+        {"attn_implementation": "someone/kernel:run"},
+        {"text_config": {"experts_implementation": {"": "someone/kernel"}}},
+        {"_attn_implementation": "flash_attention_2"},
     ):
-        with pytest.raises(ModelError, match=key):
+        with pytest.raises(ModelError, match="_implementation"):
             load_config(with_config(tmp_path, **changes))
     assert load_config(with_config(tmp_path, attn_implementation="eager"))
 
 
-@pytest.mark.parametrize("name", ["./no-such", "/no/such", "models/lama", "~/no-such", "a/b/c"])
-def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name: str) -> None:
-    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", None)
+def test_what_is_no_model_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models" / "llama").mkdir(parents=True)
-    with pytest.raises(ModelError, match=name) as error:
-        load_config(name)
-    assert ("models/llama" in str(error.value)) == (name == "models/lama")
-
-
-def test_a_name_that_is_nowhere_and_a_file_are_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"nanoo.*nano\?"):
-        load_config("nanoo")
-    with pytest.raises(ModelError, match=r"config\.json"):
-        load_config(checkpoint(tmp_path) / "config.json")
+    for name, hint in (
+        ("models/lama", "models/llama"),
+        ("./no-such", "no-such"),
+        ("nanoo", "nano"),
+        (checkpoint(tmp_path) / "config.json", "config.json"),
+    ):
+        with pytest.raises(ModelError, match=hint):
+            load_config(name)
 
 
 def test_experts_are_counted_wherever_a_config_names_them() -> None:
@@ -98,12 +85,14 @@ def saved(family: str, interpolation: str, folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text())
 
 
-@pytest.mark.parametrize("interpolation", ["linear", "ntk", "yarn", "yarn-revised"])
-@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize(
+    ("family", "interpolation"),
+    [(family, "yarn") for family in families.NAMES]
+    + [("llama", "linear"), ("llama", "ntk"), ("gpt_neox", "yarn-revised"), ("gemma3", "linear")],
+)
 def test_the_older_keys_alone_are_read_as_the_same_rope(family, interpolation, tmp_path) -> None:
     both = saved(family, interpolation, tmp_path)
     expected = AutoConfig.from_pretrained(tmp_path).rope_parameters
-    assert "mscale" not in json.dumps(both).replace("short_mscale", "").replace("long_mscale", "")
     older = {key: value for key, value in both.items() if key != "rope_parameters"}
     (tmp_path / "config.json").write_text(json.dumps(older))
     assert AutoConfig.from_pretrained(tmp_path).rope_parameters == expected
@@ -113,17 +102,6 @@ def test_the_older_keys_alone_are_read_as_the_same_rope(family, interpolation, t
     for rope in (expected, expected.get("full_attention", {})):
         rope.pop("type", None)
     assert plain == expected
-
-
-def test_older_keys_are_those_of_transformers_4(tmp_path) -> None:
-    config = saved("phi", "yarn", tmp_path)
-    assert config["rope_scaling"]["type"] == config["rope_scaling"]["rope_type"] == "yarn"
-    assert config["rope_scaling"]["factor"] == 8.0
-    assert (config["rope_theta"], config["partial_rotary_factor"]) == (1e4, 0.5)
-    assert "rope_theta" not in config["rope_scaling"]  # transformers 4 warns about it there
-    assert saved("llama", "ntk", tmp_path)["rope_scaling"] is None
-    gemma = saved("gemma3", "linear", tmp_path)
-    assert (gemma["rope_local_base_freq"], gemma["rope_scaling"]["factor"]) == (1e4, 8.0)
 
 
 def test_a_tokenizer_is_saved_under_names_of_transformers_4(tmp_path) -> None:

@@ -86,16 +86,6 @@ def test_replacing_a_scaling_starts_from_the_original_length() -> None:
     assert (kept.rope.original_length, kept.target_length) == (1024, 8192)
 
 
-def test_a_margin_extends_beyond_the_target() -> None:
-    config = scaled()
-    extension = plan_extension(config, target_length="4k", interpolation="yarn", margin=0.125)
-    assert (extension.target_length, extension.reach, extension.factor) == (4096, 4608, 4.5)
-    set_interpolation(config, extension)
-    assert config.max_position_embeddings == 4608
-    assert config.rope_parameters["factor"] == 4.5
-    assert extension_of(scaled(), load_recipe(None, {"target": "4k", "positions.margin": 0.125})) == extension
-
-
 SLIDING = {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 2}
 
 
@@ -153,7 +143,7 @@ def test_an_interpolation_that_a_class_does_not_take_is_refused_before_training(
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4}
     lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
     config = Phi3Config(**SMALL, **lengths, rope_parameters=rope | {"original_max_position_embeddings": 64})
-    asked = {"model": "x", "target": 256, "existing_rope": "replace", "method": None}
+    asked = {"model": "x", "target": 256, "existing_rope": "replace"}
     with pytest.raises(ModelError, match="Phi3Config"):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
@@ -185,7 +175,7 @@ def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path,
     folder = str(checkpoint(tmp_path / "base", window=64))
     config = load_config(folder)
     extension = plan_extension(config, interpolation=interpolation, rope=rope)
-    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope, "method": None})
+    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope})
     assert extension_of(config, recipe) == extension
     check_frequencies(load_model(folder, extension), extension)
     dump_recipe(recipe, tmp_path / "recipe.yaml")

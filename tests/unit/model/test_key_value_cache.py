@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig
 
-from skipwise.model.key_value_cache import roomy_cache
+from skipwise.model.blocked_attention import roomy_cache
 
 CONFIG = LlamaConfig(num_hidden_layers=2)
 

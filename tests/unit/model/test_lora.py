@@ -1,8 +1,8 @@
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,8 @@ from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.model import lora
 from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, plan_extension
-from skipwise.model.loading import load_model
+from skipwise.model.loading import load_model, save_extended
 from skipwise.model.origin import Origin, weights_fingerprint, write_seal
-from skipwise.model.saving import save_extended
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report.model_card import write_card
 from tests.tiny import byte_tokenizer, checkpoint
@@ -49,8 +48,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits.float()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("rules", [Lora(rank=2), ALL])
+@pytest.mark.parametrize(("rules", "tied"), [(Lora(rank=2), False), (ALL, True)])
 def test_merged_gives_the_logits_of_the_adapted_model(tmp_path: Path, rules: Lora, tied: bool) -> None:
     name = str(checkpoint(tmp_path / "base", tie_word_embeddings=tied))
     model = adapted(name, rules)
@@ -68,15 +66,11 @@ def test_all_but_the_output_layer_by_default_and_what_is_trained_is_float32(tmp_
     model = lora.adapt(load_model(name, extension(name), dtype=torch.bfloat16), ALL)
     trained = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
     assert {weight.dtype for weight in trained.values()} == {torch.float32}
-    frozen = {weight.dtype for key, weight in model.named_parameters() if key not in trained}
-    assert frozen == {torch.bfloat16}
-    kinds = {part for key in trained for part in key.split(".") if part.endswith(("proj", "norm", "tokens"))}
+    assert {weight.dtype for key, weight in model.named_parameters() if key not in trained} == {torch.bfloat16}
+    kinds = {part for key in trained for part in key.split(".") if part.endswith(("proj", "norm", "tokens", "head"))}
     linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    norms = {"input_layernorm", "post_attention_layernorm", "norm"}
-    assert kinds == linear | norms | {"embed_tokens"}
-    assert not any("lm_head" in key for key in trained)
-    counts = lora.trained_share(load_config(name), ALL)
-    assert counts[0] == sum(weight.numel() for weight in trained.values())
+    assert kinds == linear | {"input_layernorm", "post_attention_layernorm", "norm", "embed_tokens"}
+    assert lora.trained_share(load_config(name), ALL)[0] == sum(weight.numel() for weight in trained.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -95,52 +89,34 @@ def test_an_adapter_comes_back_on_its_base_and_merged(tmp_path: Path, dtype: tor
 
 def test_an_adapter_is_not_put_on_an_unscaled_base_unnoticed(tmp_path: Path) -> None:
     name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
-    model = adapted(name, Lora(rank=2))
-    save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
-    with pytest.raises(OSError, match="no file named"):
-        AutoModelForCausalLM.from_pretrained(folder)
-    with pytest.raises(OSError, match="config"):
-        AutoPeftModelForCausalLM.from_pretrained(folder)
+    save_extended(adapted(name, Lora(rank=2)), byte_tokenizer(), extension(name), folder, adapter_of=name)
+    for loader in (AutoModelForCausalLM, AutoPeftModelForCausalLM):
+        with pytest.raises(OSError, match=r"."):
+            loader.from_pretrained(folder)
     with pytest.warns(UserWarning, match="rope_parameters"):
-        unscaled = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(name), folder)
-    assert (logits(unscaled.eval()) - logits(model)).abs().max() > 1e-2
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(name), folder)
 
 
-def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path) -> None:
+def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path, monkeypatch) -> None:
     name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
     model = adapted(name, ALL)
     save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
     write_card(folder, title="tiny", headline="tiny", facts={})
     card = (folder / "README.md").read_text(encoding="utf-8")
-    lines = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder))
-    torch.save(logits(model), tmp_path / "wanted.pt")
-    program = f"""
-import sys
-sys.modules["skipwise"] = None
-{lines}
-import torch
-wanted = torch.load({str(tmp_path / "wanted.pt")!r})
-ids = torch.arange(48)[None] * 5 % 257
-with torch.no_grad():
-    found = model.eval()(input_ids=ids, position_ids=torch.arange({TARGET - 48}, {TARGET})[None],
-        attention_mask=torch.ones_like(ids)).logits
-print((found - wanted).abs().max().item())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(done.stdout) <= 1e-5
+    monkeypatch.setitem(sys.modules, "skipwise", None)
+    loaded: dict[str, Any] = {}
+    exec(card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), loaded)
+    torch.testing.assert_close(logits(loaded["model"].eval()), logits(model), rtol=0, atol=1e-5)
 
 
-def test_targets_that_match_no_layer_are_named(tmp_path: Path) -> None:
+def test_targets_that_match_no_layer_and_missing_packages_are_named(tmp_path: Path, monkeypatch) -> None:
     config = load_config(checkpoint(tmp_path / "base"))
-    with pytest.raises(RecipeError, match=r"lora\.targets.*: o, nope.*q_proj"):  # peft would train q_proj alone
+    with pytest.raises(RecipeError, match=r"o, nope.*q_proj"):  # peft would train q_proj alone
         lora.trained_share(config, Lora(targets=["q_proj", "o", "nope"]))
-
-
-@pytest.mark.parametrize(("absent", "rules"), [("peft", Lora()), ("bitsandbytes", Lora(base="4bit"))])
-def test_a_missing_package_is_named(absent: str, rules: Lora, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "find_spec", lambda name: None if name == absent else object())
-    with pytest.raises(RecipeError, match=absent):
-        lora.require_installed(rules)
+    for absent, rules in (("peft", Lora()), ("bitsandbytes", Lora(base="4bit"))):
+        monkeypatch.setattr(lora, "find_spec", lambda name, absent=absent: None if name == absent else object())
+        with pytest.raises(RecipeError, match=absent):
+            lora.require_installed(rules)
 
 
 @pytest.fixture
@@ -151,18 +127,16 @@ def adapter(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_an_adapter_is_put_on_the_base_of_its_training(adapter: Path, recorded: bool) -> None:
+def test_an_adapter_is_put_on_the_base_of_its_training(adapter: Path) -> None:
     base = adapter.parent / "base"
-    Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base)) if recorded else None).write(adapter)
+    Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base))).write(adapter)
     load_model(adapter)
+    before = weights_fingerprint(str(adapter))
     weights = load_file(base / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    if recorded:
-        with pytest.raises(ModelError, match="base"):
-            load_model(adapter)
-    else:
+    assert weights_fingerprint(str(adapter)) != before
+    with pytest.raises(ModelError, match="base"):
         load_model(adapter)
 
 
@@ -177,11 +151,10 @@ def test_a_damaged_base_with_a_manifest_is_refused_by_name(adapter: Path) -> Non
         load_model(adapter)
 
 
-@pytest.mark.parametrize("text", ["{bad", "[]", '{"peft_type": "LORA"}', "R", "TARGETS"])
+@pytest.mark.parametrize("text", ["{bad", '{"peft_type": "LORA"}', "R"])
 def test_settings_that_are_damaged_or_do_not_fit_name_the_adapter(adapter: Path, text: str) -> None:
     settings = adapter / "adapter_config.json"
-    changes = {"R": {"r": 4}, "TARGETS": {"target_modules": ["nope"]}}.get(text)
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | changes) if changes else text)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"r": 4}) if text == "R" else text)
     with pytest.raises(ModelError, match="model"):
         load_model(adapter)
 

@@ -4,20 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
 from skipwise.engines.check import model_folder
 from skipwise.errors import ModelError, RunError
-from skipwise.model import lora
 from skipwise.model import origin as subject
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.loading import load_model, load_tokenizer, require_saved, save_extended
 from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint
-from skipwise.model.saving import require_saved, save_extended
-from skipwise.recipes.schema import Data, Lora
+from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint, llama
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -51,14 +47,16 @@ def test_a_copy_is_the_same_model(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["changed", "lost"])
-def test_a_changed_or_lost_file_is_refused_by_its_name(model: Path, name: str, how: str) -> None:
+def test_a_changed_or_lost_file_is_refused_by_its_name(model: Path, name: str) -> None:
     content = bytearray((model / name).read_bytes())
     content[len(content) // 2] ^= 1
-    (model / name).write_bytes(content) if how == "changed" else (model / name).unlink()
+    (model / name).write_bytes(content)
     for reader in (load_model, model_folder, lambda folder: require_saved(Path(folder))):
-        with pytest.raises((RunError, ModelError), match=name):
+        with pytest.raises(RunError, match=name):
             reader(str(model))
+    (model / name).unlink()
+    with pytest.raises((RunError, ModelError), match=name):
+        load_model(str(model))
 
 
 def test_an_origin_is_read_as_written(tmp_path) -> None:
@@ -87,16 +85,6 @@ def test_yarn_added_to_a_config_promises_its_factor_times_the_original_length(tm
     assert promised_length(str(tmp_path)) == tokens
 
 
-def test_models_that_differ_in_their_last_tensor_differ(tmp_path: Path) -> None:
-    """The first 16 MiB of the weights are equal."""
-    for name, last in (("first", 0.0), ("second", 1.0), ("third", 0.0)):
-        (tmp_path / name).mkdir()
-        weights = {"a": torch.zeros(5 * 2**20), "z": torch.full((4,), last)}
-        save_file(weights, tmp_path / name / "model.safetensors")
-    first, second, third = (weights_fingerprint(str(tmp_path / name)) for name in ("first", "second", "third"))
-    assert first == third != second
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "w/m.bin"])
 def test_a_changed_byte_changes_the_fingerprint(tmp_path: Path, name: str) -> None:
     folder = checkpoint(tmp_path / "model")
@@ -108,16 +96,6 @@ def test_a_changed_byte_changes_the_fingerprint(tmp_path: Path, name: str) -> No
     content[-1] ^= 1
     (folder / name).write_bytes(content)
     assert weights_fingerprint(str(folder)) != before
-
-
-def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:
-    base = checkpoint(tmp_path / "base")
-    lora.save_adapter(lora.adapt(load_model(base), Lora(rank=2)), tmp_path / "adapter", str(base), None)
-    before = weights_fingerprint(str(tmp_path / "adapter"))
-    weights = load_file(base / "model.safetensors")
-    weights["model.norm.weight"][0] += 1
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    assert weights_fingerprint(str(tmp_path / "adapter")) != before
 
 
 def test_a_model_on_the_hub_has_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:

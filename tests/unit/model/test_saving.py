@@ -8,8 +8,7 @@ from transformers import AutoModelForCausalLM
 from skipwise.errors import ModelError
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.loading import load_model
-from skipwise.model.saving import round_weights, save_extended
+from skipwise.model.loading import load_model, round_weights, save_extended
 from tests.tiny import byte_tokenizer, checkpoint
 
 

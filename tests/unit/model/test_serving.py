@@ -1,7 +1,7 @@
 """Lines of the model card for each engine."""
 
 from skipwise.method.interpolation import Rope, rope_parameters
-from skipwise.model.serving import llama_cpp
+from skipwise.report.model_card import llama_cpp
 
 ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0
 
@@ -12,11 +12,6 @@ def config(name: str, **more: object) -> dict:
         "rope_parameters": {**rope_parameters(name, ROPE, FACTOR), **more},
         "max_position_embeddings": 16384,
     }
-
-
-def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -> None:
-    rope = config("yarn-revised")["rope_parameters"]
-    assert rope["short_mscale"] == rope["long_mscale"] == rope["attention_factor"]
 
 
 def test_llama_cpp_reads_revised_yarn_in_its_llama_architecture_alone() -> None:

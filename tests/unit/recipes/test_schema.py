@@ -51,7 +51,6 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "skips": "uniform",
         "content": "paper",
         "contiguous": 0.0,
-        "margin": 0.0,
     }
     assert recipe.method == "paper"
     assert recipe.data.train_jumps

@@ -1,23 +1,23 @@
 """Results of each model: effective length, gain by far text, cost, other text."""
 
+import io
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from skipwise.errors import RunError
 from skipwise.report.folder import Folder, read_folder
-from skipwise.report.rows import (
-    COST_LIMIT,
-    benchmarks_of,
-    judgements,
-    other_text_warning,
-    other_texts,
-    perplexity_by_step,
-    rows_of,
-)
-from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, append_record
+from skipwise.report.model_card import eval_results
+from skipwise.report.numbers import ReportData
+from skipwise.report.rows import COST_LIMIT, benchmarks_of, judgements, other_text_warning, other_texts, rows_of
+from skipwise.report.tables import Table, rich_table, summary_markdown, summary_table, tables_of
+from skipwise.report.trackers import scalars
+from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, append_record
+from skipwise.results.scores import PAPER
 from skipwise.results.statistics import FEWEST_SEGMENTS
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
@@ -79,83 +79,12 @@ def test_every_number_has_its_formula(tmp_path) -> None:
     assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
 
 
-def test_the_order_of_records_changes_nothing() -> None:
-    one, other = (
-        rows_of([Folder("run", records, INFO)])
-        for records in ([*ORIGINAL, *POSE], [*reversed(POSE), *reversed(ORIGINAL)])
-    )
-    assert judgements(one)[0].cost == judgements(other)[0].cost
-    assert judgements(one)[0].effective == judgements(other)[0].effective
-    assert [row.perplexity for row in one] == [row.perplexity for row in other]
-
-
-def test_a_row_has_the_last_part_of_its_texts_path() -> None:
-    def labels(*texts: str):
-        read = [r for text in texts for r in readings("pose", 256, 15.0, text)]
-        return [row.label for row in rows_of([Folder("run", [*read, *trials("pose", 256, 9, 10)], INFO)])]
-
-    assert labels("/data/books/") == ["PoSE"]
-    assert labels("/data/books/", "owner/reports") == ["PoSE (books)", "PoSE (reports)"]
-    assert labels("/a/books", "/b/books") == ["PoSE (/a/books)", "PoSE (/b/books)"]
-
-
-def test_a_run_and_an_evaluation_of_equal_records_agree(tmp_path) -> None:
-    named = {"original": "base", "pose": "m"}
-    records = [replace(r, arm=named[r.arm]) for r in (*ORIGINAL, *POSE)]
-    [evaluated] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
-    run = judged(*ORIGINAL, *POSE)
-    assert evaluated.headline == run.headline
-    assert (evaluated.effective.tokens, evaluated.cost, evaluated.buckets) == (2048, run.cost, run.buckets)
-
-
-@pytest.mark.parametrize(
-    ("trained", "tokens", "claimed"),
-    [
-        (POSE, 2048, 2048),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 100, 80, 90]), 512, 512),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 50, 100, 100]), 256, 256),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [20, 100, 100, 100]), 0, 0),
-        (arm("pose", [15.3, 15.0, 15.2, 17.0], [100] * 4), 0, 0),
-        # undecided: two prompts; one of two found; one document
-        ([*arm("pose", [15.3, 15.0, 15.2, 15.4], [100] * 4)[:-100], *trials("pose", 2048, 2, 2)], 1024, 1024),
-        ([r for w in WINDOWS for r in (*readings("pose", w, 15.0), *trials("pose", w, 1, 2))], 0, None),
-        ([r for w in WINDOWS for r in (*readings("pose", w, 15.0, documents=1), *trials("pose", w, 100))], 0, None),
-    ],
-)
-def test_the_effective_length_follows_the_rule(trained, tokens, claimed) -> None:
-    effective = judged(*ORIGINAL, *PI_ONLY, *trained).effective
-    assert (effective.tokens, effective.claimed(256)) == (tokens, claimed)
-
-
-def test_a_loss_that_rises_beyond_the_original_length_fails_at_its_length() -> None:
-    read = [r for r in POSE if getattr(r, "window", 0) != 2048]
-    failing = readings("pose", 2048, [15.0] * 4 + [17.0] * 2)
-    assert judged(*ORIGINAL, *read, *failing).effective.tokens == 512
-    # 2,048 covers all positions from 1,024 on, although a prompt has 1,500 tokens.
-    failing = [*readings("pose", 2048, [15.0] * 5 + [17.0]), *trials("pose", 1500, 100)]
-    assert judged(*ORIGINAL, *read, *failing).effective.tokens == 1024
-
-
-def test_passkeys_alone_or_text_alone_decide_nothing() -> None:
-    for kept in (True, False):
-        own = [r for r in POSE if isinstance(r, ReadingRecord) is kept]
-        assert judged(*ORIGINAL, *own).effective.claimed(256) is None
-    assert judgements(rows_of([Folder("run", ORIGINAL, INFO)])) == []
-
-
 @pytest.mark.parametrize(("more", "warned"), [(0.02, False), (COST_LIMIT + 0.01, True)])
 def test_a_high_cost_has_a_warning(more, warned) -> None:
     one = judged(*readings("original", 256, 15.0), *readings("pose", 256, 15.0 * math.exp(more)))
     assert one.cost.loss.mean == pytest.approx(more)
     assert bool(one.cost.warning) is warned
-
-
-def test_without_a_base_the_model_is_its_own_control(tmp_path) -> None:
-    records = [r for w in WINDOWS for r in readings("m", w, 15.0)]
-    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records, base=""))]))
-    assert one.cost is None
-    assert one.buckets[-1].excess is None
-    assert one.buckets[-1].gain is not None
+    assert one.effective.claimed(256) is None  # no passkey was asked
 
 
 def test_baselines_are_first_and_equal_ones_are_merged() -> None:
@@ -163,27 +92,10 @@ def test_baselines_are_first_and_equal_ones_are_merged() -> None:
         return [row.label for row in rows_of([Folder(name, records, INFO) for name, records in runs])]
 
     assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "PI-only", "PoSE"]
-    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
+    assert labels(("a", [*POSE, *ORIGINAL]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
     other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
     runs = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]
     assert labels(*runs)[:2] == ["a · original", "c · original"]
-    two = [*readings("original", 256, 9, "x"), *readings("original", 256, 8, "y")]
-    assert labels(("a", two), ("b", two)) == ["original (x)", "original (y)"]
-
-
-def test_every_run_is_judged_against_its_own_baseline() -> None:
-    worse = arm("original", [10, 80, 110, 135], [100, 0, 0, 0])
-    folders = [Folder("a", [*worse, *POSE], INFO), *(Folder(n, [*ORIGINAL, *POSE], INFO) for n in "bc")]
-    a, b, c = judgements(rows_of(folders))
-    assert a.cost.loss.mean > 0.4
-    assert b.cost == c.cost == judged(*ORIGINAL, *POSE).cost
-
-
-def test_the_first_of_several_texts_is_judged() -> None:
-    texts = [(data, p, name) for data, p in (("x", 9.0), ("y", 30.0)) for name in ("original", "pose")]
-    one = judged(*(r for data, p, name in texts for r in readings(name, 256, p, data)))
-    assert one.row.data == "x"
-    assert one.cost.loss.mean == pytest.approx(0)
 
 
 def test_a_repeated_measurement_replaces_the_older_one() -> None:
@@ -214,69 +126,144 @@ def test_settings_of_a_resumed_run_select_its_records(tmp_path) -> None:
     assert other_texts(folder)
 
 
-def test_readings_during_training_are_in_no_row() -> None:
-    record = readings("pose", 256, 9)[0]
-    assert rows_of([Folder("a", [replace(record, mode="segment"), replace(record, step=3)], INFO)]) == []
-
-
-def test_perplexity_by_step_has_far_text_of_segments_and_whole_sliding_windows() -> None:
-    def at(step: int, mode: str, near: float, far: float) -> list:
-        made = readings("pose", 2048, [near] * 3 + [far] * 3, documents=2)
-        return [replace(record, mode=mode, step=step) for record in made]
-
-    records = [*at(2, "sliding", 9, 9), *at(4, "sliding", 8, 8), *at(2, "segment", 9, 5), *at(4, "segment", 9, 6)]
-    records += at(6, "segment", 9, 1)[:1]  # a kill cut the step short
-    records += [replace(r, data="another") for r in at(2, "sliding", 1, 1)]
-    info = {**INFO, "evaluation": {"documents": {"held out": ["d0", "d1"], "another": ["d0"]}}}
-    curves = perplexity_by_step(Folder("run", records, info))
-    assert {key: {step: p.mean for step, p in curve.items()} for key, curve in curves.items()} == {
-        ("sliding", 2048): pytest.approx({2: 9, 4: 8}), ("segment", 2048): pytest.approx({2: 5, 4: 6})
-    }  # fmt: skip
-
-
 def test_other_text_is_paired_by_segment() -> None:
     texts = other_texts(Folder("run", other_text(prose=0.05, code=-0.02), INFO))
     prose, mathematics, code = (text for text in texts if text.measure == "loss (nats)")
-    assert (prose.arm, prose.kind, prose.segments, prose.tokens) == ("pose", "prose", 8, 256)
     assert prose.base == pytest.approx(2.0 + 0.5 * 3.5)
     assert prose.own == pytest.approx(prose.base + 0.05)
     # Segments differ by 0.5 nats, their differences by none.
     assert [prose.change.low, prose.change.mean, prose.change.high] == pytest.approx([0.05] * 3)
-    assert code.change.mean == pytest.approx(-0.02)
-    assert mathematics.change.mean == 0
+    assert (code.change.mean, mathematics.change.mean) == (pytest.approx(-0.02), 0)
+    for rise, warned in ((0.029, False), (0.031, True)):
+        assert bool(other_text_warning(Folder("run", other_text(code=rise), INFO))) is warned
     shared = [*segments("original", "prose", 2.0)[:3], *segments("pose", "prose", 2.1)]
     [loss, _] = other_texts(Folder("run", shared, INFO))
     assert loss.segments == 3
     assert math.isnan(loss.change.low)
 
 
-@pytest.mark.parametrize(("rise", "warned"), [(-0.1, False), (0.0, False), (0.029, False), (0.031, True)])
-def test_a_high_loss_on_other_text_has_a_warning(rise, warned) -> None:
-    warning = other_text_warning(Folder("run", other_text(code=rise), INFO))
-    assert ("code" in warning) == bool(warning) == warned
-    assert "prose" not in warning
-
-
-@pytest.mark.parametrize("name", ["original", "pose"])
-def test_other_text_of_one_arm_alone_is_not_compared(name) -> None:
-    assert other_texts(Folder("run", [r for r in other_text(prose=1.0) if r.arm == name], INFO)) == []
-
-
 def test_an_evaluation_counts_its_missing_records(tmp_path) -> None:
     records = [*readings("m", 256, 9), *trials("m", 256, 3, 4)]
+    with pytest.raises(RunError):
+        read_folder(evaluation_folder(tmp_path / "empty", []))
     folder = evaluation_folder(tmp_path / "e", records, records=12)
     assert "10 of 12" in read_folder(folder).unfinished
     append_record(folder / "results.jsonl", *records, *trials("m", 512, 1, 2))
     assert read_folder(folder).unfinished == ""
 
 
-def test_run_json_may_lack_keys_but_not_be_damaged(tmp_path) -> None:
-    for number, info in enumerate(({}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]})):
-        [one] = judgements(rows_of([read_folder(run_folder(tmp_path / str(number), [*ORIGINAL, *POSE], info))]))
-        assert one.effective.tokens == 2048
-    (tmp_path / "0" / "run.json").write_text("[1]")
-    (tmp_path / "empty").mkdir()
-    evaluation_folder(tmp_path / "e", [])
-    for name in ("0", "none", "empty", "e"):
-        with pytest.raises(RunError):
-            read_folder(tmp_path / name)
+BENCHMARK = BenchmarkRecord("m", "arc", "acc_norm", 25, 2048, None, "float32", "0.4", "d", 1172, 0.51234, 0.0146)
+
+
+def run(*records) -> Folder:
+    return Folder("run", list(records), INFO)
+
+
+def tables(*folders: Folder, brief: bool = False) -> dict[str, list[Table]]:
+    """Tables by group."""
+    groups: dict[str, list[Table]] = {}
+    for table in tables_of(ReportData(folders), brief=brief):
+        groups.setdefault(table.group, []).append(table)
+    return groups
+
+
+def printed(renderable, width: int = 80, **settings) -> str:
+    console = Console(file=io.StringIO(), width=width, **settings)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def answered(arm: str, task: str, length: int, score: float, *, real: bool = True) -> list[RulerRecord]:
+    """Twenty prompts with one score."""
+    return [RulerRecord(arm, task, length, 0, trial, real, "float32", "d", score=score) for trial in range(20)]
+
+
+def paper(arm: str, scores: str) -> list[BenchmarkRecord]:
+    value = scores.count("1") / len(scores)
+    return [
+        BenchmarkRecord(arm, task, how.metric, how.fewshot, 2048, None, "float32", "0.4", "d", 4, value, 0.01,
+                        scores=scores, questions="q")
+        for task, how in PAPER.items()
+    ]  # fmt: skip
+
+
+def test_page_card_and_trackers_have_the_same_numbers(tmp_path) -> None:
+    own = [r for w in (256, 2048) for r in (*readings("m", w, 15.0), *trials("m", w, 90))]
+    records = [*own, *readings("base", 256, 14.0), *answered("m", "vt", 256, 0.5)]
+    data = ReportData([read_folder(evaluation_folder(tmp_path / "e", records))])
+    numbers = {(n.label, n.measure.short, n.length): n.value.mean for n in data.numbers if n.length}
+    assert numbers["m", "passkey", 2048] == 0.9
+    assert scalars(data) == {
+        "results/perplexity 256/m": numbers["m", "perplexity", 256],
+        "results/perplexity 2k/m": numbers["m", "perplexity", 2048],
+        "results/passkey 256/m": 0.9,
+        "results/passkey 2k/m": 0.9,
+        "results/RULER vt 256/m": 0.5,
+        "results/perplexity 256/base": numbers["base", "perplexity", 256],
+    }
+    hub = [(r.dataset_type, r.metric_type, r.metric_value) for r in eval_results(data)]
+    assert hub == [
+        *[("held out", "perplexity", 15.0)] * 2, *[("skipwise/passkey", "accuracy", 0.9)] * 2,
+        ("skipwise/ruler-vt", "accuracy", 0.5),
+    ]  # fmt: skip
+    assert tables(*data.folders)["passkey"][0].rows == [["m", "90% [83, 94]", "90% [83, 94]"]]
+
+
+def test_an_evaluation_has_positions_and_benchmarks(tmp_path) -> None:
+    own = [r for w in (256, 2048) for r in readings("m", w, 15.0)]
+    records = [*own, *readings("base", 256, 15.0), BENCHMARK, replace(BENCHMARK, arm="base", standard_error=None)]
+    found = tables(read_folder(evaluation_folder(tmp_path / "e", records)))
+    assert found["perplexity"][0].rows[1] == ["base", "15.0 [14.9, 15.1]", "–"]
+    [benchmarks], [positions] = found["benchmarks"], found["position"]
+    assert benchmarks.rows == [["arc, 25-shot, acc_norm", "0.5123 (0.0146)", "0.5123"]]
+    assert positions.head == ["position", "loss (nats)", "gain by far text (nats)", "over the base (nats)"]
+    assert positions.rows[0] == ["1 .. 63", "2.708", "–", "+0.000 [+0.000, +0.000]"]
+    assert positions.rows[-1] == ["1,024 .. 2,047", "2.708", "+0.000 [+0.000, +0.000]", "+0.000 [+0.000, +0.000]"]
+
+
+def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) -> None:
+    folder = read_folder(evaluation_folder(tmp_path / "e", [*paper("m", "1110"), *paper("base", "1010")]))
+    [[table]] = tables(folder).values()
+    base, own, difference = table.rows
+    assert len(table.head) == 8
+    assert base == ["base", *["50.00 (1.00)"] * 6, f"50.00 ({1 / math.sqrt(6):.2f})"]
+    assert own[:2] == ["m", "75.00 (1.00)"]
+    assert difference[1:] == [*["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
+    [[brief]] = tables(folder, brief=True).values()
+    assert max(map(len, printed(rich_table(brief)).splitlines())) <= 80
+    other = [replace(record, questions="others") for record in paper("m", "1110")[:2]]
+    folder = read_folder(evaluation_folder(tmp_path / "other", [*other, *paper("base", "1010")]))
+    [[table]] = tables(folder).values()
+    assert ["*" in cell for cell in table.rows[2][1:4]] == [True, True, False]  # not paired; not run
+
+
+def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:
+    folder = run(*ORIGINAL, *PI_ONLY, *POSE, *readings("[red]x", 256, 1), *other_text(prose=0.05))
+    text = printed(summary_table(folder), markup=True)
+    assert printed(summary_table(folder), markup=False) == text
+    assert re.search(r"original +15\.7 +79\.0 +109 +134 +100% +0% +0% +0%", text)
+    assert "[red]x" in text
+    assert "+0.050 [+0.050, +0.050]" in text
+    assert max(map(len, text.splitlines())) <= 80
+    lengths = [256 * 2**k for k in range(7)]  # too wide for one table
+    wide = [r for n in lengths for r in (*readings("original", n, 101.0), *trials("original", n, 1, 10))]
+    text = printed(summary_table(run(*wide)))
+    assert re.search(r"original( +101){7} *\n", text)
+    assert re.search(r"original( +10%){7} *\n", text)
+
+
+def test_the_markdown_table_is_whole_and_inert() -> None:
+    lines = summary_markdown(ReportData([run(*ORIGINAL, *readings("a|<b>", 256, 1234))])).splitlines()
+    assert lines[0].startswith("| arm | perplexity 256 | perplexity 512 |")
+    assert lines[2] == "| original | 15.7 | 79.0 | 109 | 134 | 100% | 0% | 0% | 0% |"
+    assert lines[3].startswith("| a\\|&lt;b&gt; | 1.2e3 | – |")
+    assert summary_markdown(ReportData([run()])) == ""
+
+
+def test_models_differ_from_the_first_on_the_same_prompts() -> None:
+    records = [*trials("m0", 256, 100), *trials("m1", 256, 90)]
+    records += [*answered("m0", "vt", 256, 1.0), *answered("m1", "vt", 256, 0.875)]
+    [table] = tables(Folder("e", records, {"evaluation": {"models": [{"label": "m0"}, {"label": "m1"}]}}))[
+        "differences"
+    ]
+    assert [(row[0], row[1].split()[0]) for row in table.rows] == [("passkey, 256", "-10.0"), ("RULER, 256", "-12.5")]

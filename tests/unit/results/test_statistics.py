@@ -1,23 +1,19 @@
 """Means, shares and differences of records, and their intervals against published values and closed forms."""
 
 import math
-from dataclasses import astuple
 
 import numpy as np
 import pytest
 
-from skipwise.results.records import ReadingRecord, TrialRecord
+from skipwise.results.records import ReadingRecord
 from skipwise.results.statistics import (
     Interval,
-    _freedom,
     difference,
     fewest_prompts,
-    found,
     least_hits,
     loss,
     mean_interval,
     perplexity,
-    perplexity_of,
     prompts_for_difference,
     share_difference,
     smallest_difference,
@@ -44,42 +40,13 @@ def test_the_mean_is_weighted_and_the_interval_is_of_clusters():
     assert alone.high - alone.low < 0.4 * (interval.high - interval.low)
 
 
-@pytest.mark.parametrize("sigma", [0, 0.5])
-@pytest.mark.parametrize("documents", [2, 4, 8, 16])
-def test_intervals_of_few_documents_hold_what_they_say(documents: int, sigma: float):
+@pytest.mark.parametrize("documents", [2, 8])
+def test_intervals_of_few_documents_hold_what_they_say(documents: int):
     rng, names = np.random.default_rng(0), [str(i) for i in range(documents)]
-    sizes = np.exp(rng.normal(0, sigma, (1500, documents)))
+    sizes = np.exp(rng.normal(0, 0.5, (1500, documents)))
     losses = rng.normal(0, 1, sizes.shape)
     drawn = [mean_interval(loss * size, size, names) for loss, size in zip(losses, sizes, strict=True)]
     assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in drawn]) <= 0.98
-
-
-def test_degrees_of_freedom_are_those_of_the_whole_matrix():
-    share = np.array([0.5, 0.2, 0.2, 0.1])
-    weight = share**2 / (1 - share)
-    apart = np.eye(4) - share  # y - share @ y
-    form = apart.T @ np.diag(weight) @ apart
-    assert _freedom(weight, share) == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
-    even = np.full(5, 0.2)
-    assert _freedom(even**2 / 0.8, even) == pytest.approx(4)
-
-
-def test_weights_count():
-    assert mean_interval([1.0, 9.0], [1, 3], ["a", "b"]).mean == 2.5
-
-
-def test_one_document_tells_nothing_of_others():
-    assert mean_interval([1.0, 2.0], [1, 1], ["a", "a"]) == Interval(1.5, -math.inf, math.inf)
-
-
-def test_the_order_of_the_records_does_not_change_the_interval():
-    values, weights, documents = [1.0, 2.0, 4.0, 8.0], [1, 2, 1, 3], ["a", "b", "c", "a"]
-    turned = mean_interval(values[::-1], weights[::-1], documents[::-1])
-    assert astuple(turned) == pytest.approx(astuple(mean_interval(values, weights, documents)))
-
-
-def test_an_interval_says_its_sign():
-    assert str(Interval(0.01234, -1, 2).times(10)) == "+0.123 [-10.000, +20.000]"
 
 
 def reading(document: str, nll: list[float], hits: list[int], *, edges=(1, 64, 256, 512), begin=0) -> ReadingRecord:
@@ -96,15 +63,6 @@ def test_loss_is_the_mean_over_tokens_and_not_over_documents():
     assert loss([A, B], sums="hits").mean == pytest.approx(75 / (2 * 511))
 
 
-def test_differences_may_be_resampled_by_segment():
-    ours = [reading("a", [63.0 * n, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
-    theirs = [reading("a", [0.0, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
-    by_document, by_segment = difference(ours, theirs), difference(ours, theirs, by_segment=True)
-    assert by_document.mean == by_segment.mean == pytest.approx(4.5 * 63 / 511)
-    assert by_document.high == math.inf
-    assert by_segment == mean_interval([63.0 * n for n in range(10)], [511] * 10, [f"a {n}" for n in range(10)])
-
-
 @pytest.mark.parametrize(
     ("begin", "end", "mean"),
     [(256, None, 4.0), (64, 256, 1.5), (0, 64, 1.5), (0, 256, (3 * 63 + 3 * 192) / (2 * 255)), (65, 512, 4.0)],
@@ -117,10 +75,6 @@ def test_perplexity_is_the_exponential_of_the_loss_and_of_its_interval():
     value, nats = perplexity([A, B]), loss([A, B])
     assert (value.mean, value.low, value.high) == tuple(map(math.exp, (nats.mean, nats.low, nats.high)))
     assert perplexity([A, B], 64).mean == pytest.approx(math.exp(1.5))
-
-
-def test_perplexity_too_large_for_a_float_is_infinite():
-    assert perplexity_of(8000.0) == math.inf
     assert perplexity([reading("a", [800.0], [0], edges=(1, 2))]).mean == math.inf
 
 
@@ -138,18 +92,6 @@ def test_there_is_no_difference_of_readings_that_share_no_tokens():
     assert difference([A], [reading("a", [1.0] * 3, [1] * 3, begin=512)]) is None
     assert difference([A], [reading("a", [1.0], [1], edges=(1, 512))]) is None
     assert difference([A], [A], 300, 400) is None
-
-
-def test_found_counts_hits_and_prompts():
-    trials = [
-        TrialRecord("m", "keys", 512, 0, i, "random", "float32", "d", 0.5, 500, hit) for i, hit in enumerate([1, 0, 1])
-    ]
-    assert found(trials) == (2, 3)
-    assert found([]) == (0, 0)
-
-
-def test_an_interval_of_one_document_says_so():
-    assert str(loss([A])) == "+2.378 [one document]"
 
 
 def paired(both: int, ours: int, theirs: int, neither: int) -> Interval | None:
@@ -170,7 +112,7 @@ def test_a_difference_of_paired_shares_is_of_shared_prompts_and_never_too_sure()
     assert (alike.low, alike.high) == pytest.approx((-0.0713, 0.0713), abs=1e-4)
 
 
-@pytest.mark.parametrize(("needed", "prompts"), [(0.9, 35), (0.856, 23), (0.5, 4)])
+@pytest.mark.parametrize(("needed", "prompts"), [(0.9, 35), (0.5, 4)])
 def test_the_fewest_prompts_are_enough_and_one_less_is_not(needed, prompts) -> None:
     assert fewest_prompts(needed) == prompts
     assert wilson_interval(prompts, prompts)[0] >= needed > wilson_interval(prompts - 1, prompts - 1)[0]
@@ -178,13 +120,10 @@ def test_the_fewest_prompts_are_enough_and_one_less_is_not(needed, prompts) -> N
     assert least_hits(needed, prompts - 1) is None
 
 
-def test_least_hits_are_those_that_the_documentation_names() -> None:
-    assert [least_hits(0.9, prompts) for prompts in (50, 100)] == [50, 96]
-
-
-@pytest.mark.parametrize("prompts", [50, 100, 260])
-def test_the_smallest_difference_is_shown_in_80_percent_of_simulations(prompts) -> None:
+def test_the_smallest_difference_is_shown_in_80_percent_of_simulations() -> None:
+    prompts = prompts_for_difference(0.1)
     rng, apart = np.random.default_rng(0), smallest_difference(prompts)
+    assert apart <= 0.1 < smallest_difference(prompts - 1)
     ours = rng.random((2000, prompts)) < 0.5 + apart / 2
     theirs = rng.random((2000, prompts)) < 0.5 - apart / 2
     names = [str(n) for n in range(prompts)]
@@ -193,16 +132,3 @@ def test_the_smallest_difference_is_shown_in_80_percent_of_simulations(prompts) 
         for own, other in zip(ours, theirs, strict=True)
     ]
     assert np.mean(shown) == pytest.approx(0.8, abs=0.03)
-
-
-def test_equal_models_are_told_apart_in_5_percent_of_simulations() -> None:
-    rng = np.random.default_rng(1)
-    drawn = rng.random((2000, 2, 100)) < 0.5
-    apart = [share_difference(dict(enumerate(own)), dict(enumerate(other))) for own, other in drawn]
-    assert np.mean([one.low > 0 or one.high < 0 for one in apart]) == pytest.approx(0.05, abs=0.015)
-
-
-@pytest.mark.parametrize("difference", [0.02, 0.05, 0.2])
-def test_prompts_and_differences_are_inverse(difference) -> None:
-    prompts = prompts_for_difference(difference)
-    assert smallest_difference(prompts) <= difference < smallest_difference(prompts - 1)

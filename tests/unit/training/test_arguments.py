@@ -1,7 +1,5 @@
 """A recipe's training section becomes TrainingArguments, or a message that names the key."""
 
-import importlib.util
-
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -19,45 +17,39 @@ def settings(**changes) -> recipe.Training:
     return recipe.Training(**{**values, **changes})
 
 
-def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
-    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
-    args = training_arguments(
-        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["seen"]), tmp_path, 7
-    )
-    assert (args.weight_decay, args.adam_beta2, args.max_grad_norm) == (0.1, 0.95, 0.5)
+def test_any_field_of_training_arguments_passes_through(tmp_path):
+    args = training_arguments(settings(weight_decay=0.1, max_grad_norm="0.5", optim="adamw_torch"), tmp_path, 7)
+    assert (args.weight_decay, args.max_grad_norm, args.optim) == (0.1, 0.5, "adamw_torch_fused")
     assert (args.seed, args.data_seed, args.max_steps, args.output_dir) == (7, 7, 4, str(tmp_path))
-    assert args.report_to == ["seen"]
+    assert (args.report_to, args.save_total_limit, args.train_sampling_strategy) == ([], None, "sequential")
+    assert not args.logging_nan_inf_filter
+    assert not args.remove_unused_columns
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        assert getattr(training_arguments(settings(optim="sgd", **{name: True}), tmp_path, 0), CHECKPOINTING) is True
 
 
 def test_an_accelerator_that_nothing_else_runs_on_is_not_trained_on(tmp_path, monkeypatch):
-    """As a Mac's: the teacher and what is measured run on the CPU there, and their tensors would not meet the model's."""
+    """As a Mac's: what is measured runs on the CPU there, and its tensors would not meet the model's."""
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("mps"))
     assert training_arguments(settings(), tmp_path, 0).use_cpu
 
 
-@pytest.mark.parametrize("named", ["seen,heard", "seen, heard", ["seen", "heard"]])
+@pytest.mark.parametrize("named", ["seen, heard", ["seen", "heard"], "all"])
 def test_trackers_are_a_list_or_a_string_with_commas(tmp_path, monkeypatch, named):
-    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
-    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "heard", TrainerCallback)
+    for name in ("seen", "heard"):
+        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, name, TrainerCallback)
+    monkeypatch.setattr(arguments, "get_available_reporting_integrations", lambda: ["seen", "heard"])
     wanted = settings(report_to=named)
     assert training_arguments(wanted, tmp_path, 0).report_to == ["seen", "heard"]
     assert arguments.reported_to(wanted) == ["seen", "heard"]
 
+    def missing() -> None:
+        raise RuntimeError("it needs the package seen")
 
-def test_all_trackers_are_those_that_are_installed(monkeypatch):
-    monkeypatch.setattr(arguments, "get_available_reporting_integrations", lambda: ["tensorboard", "wandb"])
-    for named in ("all", ["all"]):
-        assert arguments.reported_to(settings(report_to=named)) == ["tensorboard", "wandb"]
-
-
-def test_what_trainer_gets_wrong_is_off(tmp_path):
-    args = training_arguments(settings(), tmp_path, 0)
-    assert args.report_to == []
-    assert not args.logging_nan_inf_filter
-    assert not args.remove_unused_columns
-    assert args.save_total_limit is None
-    assert args.train_sampling_strategy == "sequential"
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", missing)
+    with pytest.raises(RecipeError, match="seen"):
+        training_arguments(wanted, tmp_path, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,18 +58,12 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("weigth_decay", 0.1, "weight_decay"),
         ("max_grad_norm", "heavy", "heavy"),
         ("optim", "adamm", "adamm"),
-        ("lr_scheduler_type", "lineer", "lineer"),
         ("report_to", "nobody", "nobody"),
         # They have another place in the recipe or on the command line.
         ("bf16", True, "training.precision"),
-        ("gradient_accumulation_steps", 2, "training.batch_size"),
-        ("eval_steps", 5, "evaluation.steps"),
         ("fsdp", "full_shard", "--launch"),
         # They change examples or positions, or break the exact resume, without an error of Trainer.
         ("remove_unused_columns", True, "remove_unused_columns"),
-        ("train_sampling_strategy", "group_by_length", "train_sampling_strategy"),
-        ("logging_nan_inf_filter", True, "logging_nan_inf_filter"),
-        ("accelerator_config", {"split_batches": True}, "accelerator_config"),
         ("ignore_data_skip", True, "ignore_data_skip"),
     ],
 )
@@ -86,32 +72,11 @@ def test_a_wrong_setting_is_refused_and_named(tmp_path, field, value, names):
         training_arguments(settings(**{field: value}), tmp_path, 0)
 
 
-@pytest.mark.parametrize(
-    ("package", "field", "value"), [("bitsandbytes", "optim", "adamw_bnb_8bit"), ("wandb", "report_to", "wandb")]
-)
-def test_a_package_that_is_not_installed_is_named_before_the_text_is_read(tmp_path, package, field, value):
-    if importlib.util.find_spec(package):
-        pytest.skip(f"{package} is installed")
-    with pytest.raises(RecipeError, match=package):
-        training_arguments(settings(**{field: value}), tmp_path, 0)
-
-
-def test_adamw_is_fused_on_a_cpu_too(tmp_path):
-    assert training_arguments(settings(optim="adamw_torch"), tmp_path, 0).optim == "adamw_torch_fused"
-    assert training_arguments(settings(optim="sgd"), tmp_path, 0).optim == "sgd"
-
-
-@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
-def test_activation_checkpointing_by_either_name(name, tmp_path):
-    args = training_arguments(settings(**{name: True}), tmp_path, 0)
-    assert getattr(args, CHECKPOINTING) is True
-
-
 def test_accumulation_follows_from_the_global_batch(tmp_path):
     wanted = settings(batch_size=12, per_device_train_batch_size=3)
     assert training_arguments(wanted, tmp_path, 0).gradient_accumulation_steps == 4
     assert arguments.accumulation(wanted, 2) == 2
-    with pytest.raises(RecipeError, match=r"12 must be a multiple of 24 .*=24"):
+    with pytest.raises(RecipeError, match="batch_size=24"):
         arguments.accumulation(wanted, 8)
 
 

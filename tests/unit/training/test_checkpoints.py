@@ -1,7 +1,6 @@
 """Complete checkpoints are resumed from; torn ones are ignored, damaged ones refused and named."""
 
 import errno
-import json
 import shutil
 from pathlib import Path
 
@@ -28,46 +27,30 @@ def complete(folder: Path, step: int, names=FILES, **written_by) -> Path:
     return checkpoint
 
 
-def test_the_marker_lists_every_file_with_size_and_hash(tmp_path):
-    checkpoint = complete(tmp_path, 5, [*FILES, "global_step5/states.pt"])
-    entries = json.loads((checkpoint / checkpoints.MARKER).read_text())["files"]
-    assert sorted(entries) == sorted([*FILES, "global_step5/states.pt"])
-    assert entries["optimizer.pt"]["bytes"] == len("optimizer.pt of step 5")
-    assert len(entries["optimizer.pt"]["digest"]) == 64
-    checkpoints.verify(checkpoint)
-
-
-@pytest.mark.parametrize("shards", ["pytorch_model_fsdp_0/.metadata", "global_step5/mp_rank_00_model_states.pt"])
-def test_a_checkpoint_without_whole_weights_is_refused_when_it_is_written(tmp_path, shards):
-    """Or the run would train to its end and have no model to show."""
-    with pytest.raises(TrainingError, match=r"model\.safetensors"):
-        complete(tmp_path, 5, [shards, *FILES[2:]])
-    assert checkpoints.latest_complete(tmp_path) is None
-
-
-@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "model-00001-of-00002.safetensors"])
-def test_adapters_and_large_models_are_complete_too(tmp_path, weights):
-    complete(tmp_path, 5, [weights, *FILES[2:]])
-    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_lost_file_is_refused_and_named(tmp_path, name):
+@pytest.mark.parametrize("name", [FILES[1], "global_step5/states.pt"])
+@pytest.mark.parametrize(
+    "change", [None, lambda text: text[:-1], lambda text: text[:-1] + "!"], ids=["lost", "cut", "other"]
+)
+def test_a_lost_or_changed_file_is_refused_and_named(tmp_path, name, change):
     complete(tmp_path, 5)
-    (complete(tmp_path, 10) / name).unlink()
+    path = complete(tmp_path, 10, [*FILES, name]) / name
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-10"
+    path.write_text(change(path.read_text())) if change else path.unlink()
     with pytest.raises(RunError, match=name):
         checkpoints.latest_complete(tmp_path)
 
 
-@pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: text[:-1] + "!"], ids=["cut", "changed"])
-def test_a_changed_file_is_refused_and_named(tmp_path, change):
-    path = complete(tmp_path, 5) / "optimizer.pt"
-    path.write_text(change(path.read_text()))
-    with pytest.raises(RunError, match=r"optimizer.pt"):
-        checkpoints.latest_complete(tmp_path)
+def test_a_checkpoint_without_whole_weights_is_refused_when_it_is_written(tmp_path):
+    """Or the run would train to its end and have no model to show."""
+    with pytest.raises(TrainingError, match=r"model\.safetensors"):
+        complete(tmp_path, 5, ["pytorch_model_fsdp_0/.metadata", *FILES[2:]])
+    assert checkpoints.latest_complete(tmp_path) is None
+    for step, weights in enumerate(("adapter_model.safetensors", "model-00001-of-00002.safetensors")):
+        complete(tmp_path, step, [weights, *FILES[2:]])
+        assert checkpoints.latest_complete(tmp_path) == tmp_path / f"checkpoint-{step}"
 
 
-@pytest.mark.parametrize("text", ["", '{"model.safetensors"', '{"files": {}}'])
+@pytest.mark.parametrize("text", ['{"model.safetensors"', '{"files": {}}'])
 def test_a_damaged_marker_is_refused_and_named(tmp_path, text):
     (complete(tmp_path, 5) / checkpoints.MARKER).write_text(text)
     with pytest.raises(RunError, match=r"complete\.json"):
@@ -100,31 +83,24 @@ def test_a_removal_cut_short_leaves_no_marker(tmp_path, monkeypatch):
     assert checkpoints.latest_complete(tmp_path) is None
 
 
-@pytest.mark.parametrize(("engine", "processes"), [("zero3", 2), ("ddp", 1)])
-def test_another_engine_or_number_of_processes_may_not_resume(tmp_path, engine, processes):
+def test_another_engine_or_number_of_processes_may_not_resume(tmp_path):
     checkpoint = complete(tmp_path, 5, engine="ddp", processes=2)
     checkpoints.require_same_setup(checkpoint, "ddp", 2)
-    with pytest.raises(RunError, match=f"ddp in 2 .*{engine} in {processes}"):
-        checkpoints.require_same_setup(checkpoint, engine, processes)
+    for engine, processes in (("zero3", 2), ("ddp", 1)):
+        with pytest.raises(RunError, match=f"ddp in 2 .*{engine} in {processes}"):
+            checkpoints.require_same_setup(checkpoint, engine, processes)
 
 
 @pytest.mark.parametrize(
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("PytorchStreamWriter: No space left on device"),
         SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
     ],
 )
 def test_a_full_disk_is_explained_with_the_checkpoint_that_is_intact(tmp_path, error):
     complete(tmp_path, 400)
-    with (
-        pytest.raises(TrainingError, match=r"checkpoint-500.*400"),
-        checkpoints.disk_errors("checkpoint-500", tmp_path),
-    ):
+    with pytest.raises(TrainingError, match=r"500.*400"), checkpoints.disk_errors("checkpoint-500", tmp_path):
         raise error
-
-
-def test_other_errors_of_a_save_pass_through(tmp_path):
     with pytest.raises(RuntimeError, match=r"^a shape$"), checkpoints.disk_errors("the model", tmp_path):
         raise RuntimeError("a shape")

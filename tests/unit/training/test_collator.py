@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
-from skipwise.data.examples import PoseDataset
 from skipwise.data.spans import IGNORED
 from skipwise.errors import DataError, RecipeError, SkipwiseError
-from skipwise.recipes.schema import Data, Positions
+from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
-from tests.tiny import byte_tokenizer, llama
+from tests.tiny import llama
 
 TRAIN, TARGET = 32, 256
 
@@ -24,19 +23,6 @@ def collator(epoch: int = 0, **options: Any) -> PoseCollator:
     made = PoseCollator(TRAIN, TARGET, **options)
     made.set_epoch(epoch)
     return made
-
-
-def test_a_margin_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("words " * 500)
-    positions, rule = (
-        Positions(margin=0.25),
-        r"margin = 0.25 is for plan_extension\(..., margin=0.25\); give its reach as",
-    )
-    with pytest.raises(RecipeError, match=rule):
-        PoseCollator(TRAIN, TARGET, positions=positions)
-    data = Data(source=str(tmp_path / "a.txt"), cache=str(tmp_path / "cache"), held_out=0)
-    with pytest.raises(RecipeError, match=rule):
-        PoseDataset.from_source(data, byte_tokenizer(), train_length=TRAIN, target_length=TARGET, positions=positions)
 
 
 def documents(*lengths: int, **fields: Any) -> list[dict[str, Any]]:
@@ -51,11 +37,11 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 any_documents = st.lists(st.integers(TRAIN, 3 * TARGET), min_size=1, max_size=6)
 
 
-@settings(max_examples=80, deadline=None)
-@given(any_documents, st.integers(1, 8), st.booleans(), st.integers(0, 3), st.integers(0, 2**32), st.integers(0, 99))
-def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, min_context, seed, epoch) -> None:
+@settings(max_examples=40, deadline=None)
+@given(any_documents, st.integers(1, 8), st.booleans(), st.integers(0, 2**32), st.integers(0, 99))
+def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, seed, epoch) -> None:
     positions = Positions(chunks=chunks)
-    options = {"positions": positions, "train_jumps": train_jumps, "min_context": min_context, "seed": seed}
+    options = {"positions": positions, "train_jumps": train_jumps, "seed": seed}
     batch = collator(epoch, **options)(documents(*lengths))
     assert {key: (value.shape, value.dtype) for key, value in batch.items()} == dict.fromkeys(
         ("input_ids", "position_ids", "labels", "attention_mask"), ((len(lengths), TRAIN), torch.int64)
@@ -73,16 +59,13 @@ def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, min_context, s
         assert (np.diff(places) > 0).all()
         assert len(jumps) < chunks
         assert len(np.unique(skips)) <= chunks
-        begins = np.concatenate([[0], jumps])
-        context = np.arange(TRAIN) - begins[np.searchsorted(begins, np.arange(TRAIN), side="right") - 1]
-        left_out = context < min_context
+        labels = batch["input_ids"][i].numpy().copy()
         if not train_jumps:
-            left_out[jumps] = True
-        labels = np.where(left_out, IGNORED, batch["input_ids"][i].numpy())
+            labels[jumps] = IGNORED
         assert (batch["labels"][i].numpy() == labels).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(any_documents, st.randoms())
 def test_an_items_example_depends_on_nothing_but_seed_epoch_and_tokens(lengths, random) -> None:
     items = documents(*lengths)
@@ -91,15 +74,6 @@ def test_an_items_example_depends_on_nothing_but_seed_epoch_and_tokens(lengths, 
     assert equal(shuffled, {key: value[order] for key, value in whole.items()})
     for i, item in enumerate(items):
         assert equal(collator(3)([item]), {key: value[[i]] for key, value in whole.items()})
-
-
-def test_epochs_and_seeds_give_other_positions_and_other_spans() -> None:
-    items = documents(*range(TARGET, 2 * TARGET, 4))
-    first, second, other = collator(0)(items), collator(1)(items), collator(0, seed=1)(items)
-    for a, b in ((first, second), (first, other), (second, other)):
-        assert (a["position_ids"] != b["position_ids"]).any(dim=1).float().mean() > 0.9
-        assert (a["input_ids"] != b["input_ids"]).any(dim=1).float().mean() > 0.9
-    assert equal(first, collator(0)(items))
 
 
 def test_labels_are_taken_from_the_same_places_as_the_tokens() -> None:
@@ -112,25 +86,6 @@ def test_labels_are_taken_from_the_same_places_as_the_tokens() -> None:
     assert (kept[trained] == tokens[trained] + 1000).all()
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda ids: np.array(ids, dtype=np.int32)])
-def test_lists_arrays_and_tensors_give_the_same_batch(kind: Any) -> None:
-    items = documents(100, 300)
-    same = [
-        {"input_ids": kind(item["input_ids"]), "attention_mask": kind([1] * len(item["input_ids"]))} for item in items
-    ]
-    assert equal(collator()(same), collator()(items))
-
-
-def test_other_schemes_and_written_lengths() -> None:
-    whole = PoseCollator("32", "0.25k", positions=Positions(scheme="full"))
-    whole.set_epoch(0)
-    assert whole(documents(TARGET, 300))["position_ids"].tolist() == [list(range(TARGET))] * 2
-    assert equal(
-        collator(positions=Positions(scheme="cream"))(documents(99)),
-        collator(positions=Positions(scheme="cream"))(documents(99)),
-    )
-
-
 class Documents(torch.utils.data.Dataset):
     """A data set as a user has it, without epochs."""
 
@@ -141,11 +96,10 @@ class Documents(torch.utils.data.Dataset):
         return documents(*[60 + 20 * index] * (index + 1))[index]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_that_outlive_an_epoch_see_the_next_one(workers: int) -> None:
+def test_workers_that_outlive_an_epoch_see_the_next_one() -> None:
     made = collator()
     loader = torch.utils.data.DataLoader(
-        Documents(), batch_size=3, num_workers=workers, persistent_workers=True, collate_fn=made
+        Documents(), batch_size=3, num_workers=1, persistent_workers=True, collate_fn=made
     )
     for epoch in range(2):
         made.set_epoch(epoch)
@@ -154,67 +108,49 @@ def test_workers_that_outlive_an_epoch_see_the_next_one(workers: int) -> None:
         assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
 
 
-class Seen:
-    """Keeps every batch and its epoch."""
-
-    def __init__(self, made: PoseCollator) -> None:
-        self.batches: list[tuple[int, dict[str, torch.Tensor]]] = []
-        self.made = made
-
-    def __call__(self, items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = self.made(items)
-        self.batches.append((int(self.made._epoch), batch))
-        return batch
-
-
 def train(folder: Path, steps: int, resume: bool = False) -> list[tuple[int, dict[str, torch.Tensor]]]:
-    made = PoseCollator(TRAIN, TARGET)
-    seen = Seen(made)
-    arguments = TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=2,
-        save_steps=3,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        seed=5,
-    )
+    """Return each batch with its epoch."""
+    made, seen = PoseCollator(TRAIN, TARGET), []
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        seen.append((int(made._epoch), made(items)))
+        return seen[-1][1]
+
+    settings = {"per_device_train_batch_size": 2, "save_steps": 3, "report_to": [], "use_cpu": True, "seed": 5}
+    arguments = TrainingArguments(str(folder), max_steps=steps, disable_tqdm=True, **settings)
     model = llama(window=TARGET, vocab_size=400)
-    trainer = Trainer(model, arguments, train_dataset=Documents(), data_collator=seen, callbacks=[made])
+    trainer = Trainer(model, arguments, train_dataset=Documents(), data_collator=collate, callbacks=[made])
     trainer.train(resume_from_checkpoint=resume)
-    return seen.batches
+    return seen
 
 
 def test_a_stock_trainer_sets_the_epoch_and_resumes_exactly(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 10)
     assert [epoch for epoch, _ in whole[:10]] == [0] * 6 + [1] * 4
-    train(tmp_path / "part", 9)
-    for folder in (tmp_path / "part").glob("checkpoint-*"):
-        if folder.name != "checkpoint-3":
-            folder.rename(tmp_path / folder.name)
+    train(tmp_path / "part", 3)
     resumed = train(tmp_path / "part", 10, resume=True)
     assert [epoch for epoch, _ in resumed[:7]] == [0] * 3 + [1] * 4
     assert all(equal(a, b) for (_, a), (_, b) in zip(whole[3:10], resumed, strict=False))
+    assert not equal(whole[0][1], whole[6][1])
 
 
-def test_what_cannot_be_collated_is_explained() -> None:
-    with pytest.raises(RecipeError, match=r"does not know the epoch.*callbacks=\[collator\]"):
+@pytest.mark.parametrize(
+    "items",
+    [
+        [],
+        documents(100, 31),  # shorter than an example
+        [{"text": "the sky"}],
+        [{"input_ids": [[1] * 50]}],
+        [{"input_ids": [1.5] * 50}],
+        documents(50, labels=[1] * 49),
+        documents(50, attention_mask=[1] * 48 + [0] * 2),  # padding
+    ],
+)
+def test_what_cannot_be_collated_is_refused(items: list[dict[str, Any]]) -> None:
+    with pytest.raises(DataError):
+        collator()(items)
+    with pytest.raises(RecipeError):  # the epoch is unknown
         PoseCollator(TRAIN, TARGET)(documents(100))
-    for items, message in (
-        ([], "got a batch of no items"),
-        (documents(100, 31), "a document of 31 tokens is shorter than an example of 32; leave it out"),
-        ([{"text": "the sky"}], "an item has the fields text, not input_ids; tokenise the text first"),
-        (
-            [{"input_ids": [[1] * 50]}],
-            "input_ids of an item holds several rows, not a list of token ids; give one list",
-        ),
-        ([{"input_ids": [1.5] * 50}], r"input_ids of an item holds \[1.5, 1.5, .*, not a list of token ids"),
-        (documents(50, labels=[1] * 49), "an item has 50 input_ids and 49 labels; give one label for each token"),
-        (documents(50, attention_mask=[1] * 48 + [0] * 2), "an item of 50 tokens has 2 of padding"),
-    ):
-        with pytest.raises(DataError, match=message):
-            collator()(items)
     for lengths in ((256, 32), ("x", 32), (7, 32)):
         with pytest.raises(SkipwiseError):
             PoseCollator(*lengths)

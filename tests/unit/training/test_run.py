@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -29,21 +30,15 @@ BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.source":
     ("begun_with", "key", "value", "decides"),
     [
         ({}, "evaluation.windows", [256], False),
-        ({}, "evaluation.steps", [1], False),
         ({}, "data.cache", "x", False),
-        ({}, "training.gradient_checkpointing", True, False),
         ({}, "training.activation_checkpointing", True, False),
-        ({}, "data.source", "x", True),
         ({}, "training.weight_decay", 0.1, True),
-        ({}, "positions.chunks", 3, True),
         ({"lora": {"rank": 8}}, "lora.rank", 4, True),
         # Where the best step is kept, what chooses it decides too.
         (BEST, "evaluation.keep", "last", True),
         (BEST, "evaluation.steps", [1, 2], True),
-        (BEST, "evaluation.segments", 5, True),
         (BEST, "evaluation.source", ["b", "a"], True),
         (BEST, "evaluation.source", ["a", "b"], False),
-        (BEST, "evaluation.windows", [256], False),
     ],
 )
 def test_a_run_is_resumed_by_what_decides_its_model(tmp_path, begun_with, key, value, decides) -> None:
@@ -54,13 +49,6 @@ def test_a_run_is_resumed_by_what_decides_its_model(tmp_path, begun_with, key, v
             open_run(recipe, tmp_path / "run", "name", resume=True)
     else:
         assert open_run(recipe, tmp_path / "run", "name", resume=True).path == tmp_path / "run"
-
-
-def test_an_edited_recipe_is_refused_by_its_key(tmp_path) -> None:
-    run = begun(tmp_path / "run")
-    run.recipe.write_text(run.recipe.read_text().replace("seed: 0", "seed: 5"))
-    with pytest.raises(RunError, match="seed = 0, now 5"):
-        open_run(recipe_of(run.path), run.path, "name", resume=True)
 
 
 def test_the_newest_run_of_the_recipe_is_resumed(tmp_path, monkeypatch) -> None:
@@ -76,15 +64,14 @@ def test_the_newest_run_of_the_recipe_is_resumed(tmp_path, monkeypatch) -> None:
 
 def test_places_that_hold_no_run(tmp_path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="file exists"):
-        open_run(load_recipe(), tmp_path / "file", "name", resume=False)
-    with pytest.raises(RunError, match="new holds no run"):
-        open_run(load_recipe(), tmp_path / "new", "name", resume=True)
-    with pytest.raises(RunError, match=r"recipe\.yaml"):
-        recipe_of(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("[1]")
-    with pytest.raises(RunError, match=r"recipe\.yaml"):
-        recipe_of(tmp_path)
+    for name, resume in (("file", False), ("new", True)):
+        with pytest.raises(RunError, match=name):
+            open_run(load_recipe(), tmp_path / name, "name", resume=resume)
+    for text in (None, "[1]"):
+        if text:
+            (tmp_path / "recipe.yaml").write_text(text)
+        with pytest.raises(RunError, match=r"recipe\.yaml"):
+            recipe_of(tmp_path)
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".lock").touch()
     assert open_run(load_recipe(), tmp_path / "killed", "name", resume=False)
@@ -100,11 +87,7 @@ def test_the_recipe_is_written_once_and_first(tmp_path, monkeypatch) -> None:
     changed = load_recipe(None, {"evaluation.windows": [256]})
     begin_run(open_run(changed, run.path, "name", resume=True), changed, resume=True)
     assert run.recipe.stat() == before
-
-
-def test_a_run_killed_before_its_facts_were_written_is_resumed(tmp_path) -> None:
-    run = begun(tmp_path / "run")
-    run.facts.unlink()
+    run.facts.unlink()  # as if killed between both
     assert open_run(load_recipe(), run.path, "name", resume=True)
     with pytest.raises(RunError, match="seed = 0, now 1"):
         open_run(load_recipe(None, {"seed": 1}), run.path, "name", resume=True)
@@ -117,26 +100,18 @@ def test_a_folder_that_another_process_took_meanwhile_is_refused(tmp_path) -> No
         begin_run(mine, load_recipe(), resume=False)
 
 
-@pytest.mark.parametrize(("engine", "whole"), [("zero3", True), ("fsdp", True), ("ddp", False)])
+@pytest.mark.parametrize(("engine", "whole"), [("zero3", True), ("ddp", False)])
 def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(monkeypatch, engine, whole) -> None:
     """The engine is known by variables that are gone once the processes are finished."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(processes.ENGINE, engine)
-
-    def finish() -> None:
-        monkeypatch.delenv("WORLD_SIZE")
-        monkeypatch.delenv(processes.ENGINE)
-
     monkeypatch.setattr(processes, "is_first", lambda: True)
-    monkeypatch.setattr(processes, "finish", finish)
-    for name in ("_written", "_recorder", "check_frequencies"):
+    monkeypatch.setattr(processes, "finish", lambda: [monkeypatch.delenv(n) for n in ("WORLD_SIZE", processes.ENGINE)])
+    for name in ("_recorder", "check_frequencies"):
         monkeypatch.setattr(subject, name, lambda *_: None)
     monkeypatch.setattr(subject, "train", lambda *_, **__: SimpleNamespace(tokens_per_second=1.0, tokens=8))
     monkeypatch.setattr(subject, "_whole", lambda *_: "whole")
-    recipe = SimpleNamespace(training=None, seed=0)
-    prepared = SimpleNamespace(
-        recipe=recipe, extension=None, precision="bf16", teacher=lambda _: None, dataset=lambda _: None
-    )
+    prepared = MagicMock(precision="bf16")
     run = SimpleNamespace(checkpoints=None, record=lambda **_: None, results=Path("results.jsonl"), read=lambda: {})
     model = subject.train_run(prepared, "shard", run, resume=False, console=None)
     assert model == ("whole" if whole else "shard")

@@ -11,9 +11,7 @@ from random import Random
 from typing import Literal
 from uuid import UUID
 
-from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, PromptRequest
-from skipwise.data.ruler.sources import RulerData, sentences
-from skipwise.data.ruler.words import key_words
+from skipwise.data.ruler.sources import SHUFFLE_SEED, Drawn, Form, PromptRequest, RulerData, key_words, sentences
 from skipwise.errors import RecipeError
 
 Haystack = Literal["repeat", "essay", "needle"]
@@ -56,10 +54,8 @@ def forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queri
     essay = kinds.haystack == "essay"
     counts = {"keys": keys, "values": values, "queries": queries}
     draw = partial(draw_needles, request.seed, kinds=kinds, data=request.data, **counts)
-    units = request.units(1 if essay else needles)
-    if not essay:
-        return [Form(draw, units, _UNIT_TOKENS[kinds.haystack])]
-    return [Form(draw, units, _UNIT_TOKENS["essay"], request.data.real_essays, len(request.data.words))]
+    real_data = request.data.real_essays or not essay
+    return [Form(draw, request.units(1 if essay else needles), _UNIT_TOKENS[kinds.haystack], real_data)]
 
 
 def draw_needles(
@@ -74,8 +70,7 @@ def draw_needles(
     if kinds.haystack == "essay":
         context, depths = _in_essays(rng, lines, data.essays(units))
     else:
-        haystack = [_SENTENCES] * units if kinds.haystack == "repeat" else [_other(rng, kinds) for _ in range(units)]
-        context, depths = _among_lines(rng, lines, haystack)
+        context, depths = _among_lines(rng, lines, [_line(rng, kinds) for _ in range(units)])
     asked = [hidden[i] for i in rng.sample(range(keys), queries)]
     answers = tuple(value for _, own in asked for value in own)
     *names, last = [key for key, _ in asked]
@@ -94,8 +89,10 @@ def _item(rng: Random, kind: Kind) -> str:
     return str(UUID(int=rng.getrandbits(128), version=4))
 
 
-def _other(rng: Random, kinds: Kinds) -> str:
-    """Draw a needle that nobody asks for; its key is drawn before its value."""
+def _line(rng: Random, kinds: Kinds) -> str:
+    """Return a line of sentences, or draw a needle that nobody asks for; its key is drawn before its value."""
+    if kinds.haystack == "repeat":
+        return _SENTENCES
     key = _item(rng, kinds.key)
     return _NEEDLE.format(kind=kinds.value, key=key, value=_item(rng, kinds.value))
 

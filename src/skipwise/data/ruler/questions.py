@@ -3,12 +3,14 @@
 A unit is a document. The trial's number is the question's, in the order of the file.
 """
 
-from functools import partial
+import json
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
 from random import Random
-from typing import Literal
 
-from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, PromptRequest
-from skipwise.data.ruler.sources import Library
+from skipwise.data.ruler.sources import SHUFFLE_SEED, Drawn, Form, PromptRequest, read_file
+from skipwise.errors import DataError
 
 _TEMPLATE = (
     "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\n"
@@ -19,18 +21,85 @@ _TEMPLATE = (
 _ASKED = 500  # RULER asks the first 500 questions of a file; those behind them are spares
 
 
-def forms(name: Literal["squad", "hotpotqa"], request: PromptRequest) -> list[Form]:
+_ORIGINS = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers; documents are given by their numbers."""
+
+    text: str
+    answers: tuple[str, ...]
+    needed: list[int]  # the documents that always stand in the prompt
+    related: list[int]  # other documents on the subject, which RULER takes before any others
+
+
+@dataclass(frozen=True)
+class Library:
+    """The questions of a data set, in its order, and all its documents, sorted."""
+
+    questions: list[Question]
+    documents: list[str]
+
+
+@lru_cache(maxsize=4)
+def read_library(folder: Path | None, name: str) -> Library:
+    """Read ``squad.json`` or ``hotpotqa.json``.
+
+    Raises:
+        DataError: the file is missing, damaged or has no question with an answer.
+    """
+    if folder is None or not (folder / name).is_file():
+        where = f"{folder} has no {name}" if folder else "no folder with RULER's data is given"
+        raise DataError(
+            f"{where}, but the questions come from {name}: put {_ORIGINS[name]} there under this name, or leave this task out"
+        )
+    library = read_file(_read_squad if name == "squad.json" else _read_hotpotqa, folder / name, _ORIGINS[name])
+    if not library.questions:
+        raise DataError(f"{folder / name} has no question with an answer; put {_ORIGINS[name]} there")
+    return library
+
+
+def _read_squad(path: Path) -> Library:
+    """Read the questions of SQuAD 2.0 that have an answer."""
+    articles = [article["paragraphs"] for article in json.loads(path.read_bytes())["data"]]
+    documents = sorted({paragraph["context"] for article in articles for paragraph in article})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = []
+    for article in articles:
+        numbers = [number[paragraph["context"]] for paragraph in article]
+        for paragraph, own in zip(article, numbers, strict=True):
+            related = [other for other in numbers if other != own]
+            for asked in paragraph["qas"]:
+                answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
+                if answers and not asked["is_impossible"]:
+                    questions.append(Question(asked["question"], answers, [own], related))
+    return Library(questions, documents)
+
+
+def _read_hotpotqa(path: Path) -> Library:
+    """Read the questions of HotpotQA, with ten documents each."""
+    loaded = json.loads(path.read_bytes())
+    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked["context"]] for asked in loaded]
+    documents = sorted({document for context in contexts for document in context})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = [
+        Question(asked["question"], (asked["answer"],), [number[document] for document in context], [])
+        for asked, context in zip(loaded, contexts, strict=True)
+    ]
+    return Library(questions, documents)
+
+
+def forms(name: str, request: PromptRequest) -> list[Form]:
     """Return a form for the trial's question, and for each of its spares, 500 places apart."""
-    library: Library = getattr(request.data, name)
-    first = request.trial % len(library.questions)
+    library = read_library(request.data.folder, name)
     return [
         Form(
             partial(draw_question, request.seed, library=library, number=number),
             request.units(len(library.questions[number].needed)),
             600.0,
-            whole=len(library.documents),
         )
-        for number in range(first, len(library.questions), _ASKED)
+        for number in range(request.trial % len(library.questions), len(library.questions), _ASKED)
     ]
 
 

