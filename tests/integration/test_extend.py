@@ -23,10 +23,8 @@ from tests.tiny import checkpoint, corpus
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 ARMS = ("original", "pi-only", "pose")
 SMALL = {
-    "method": "null",
     "target": "2k",
     "data.held_out": 0.3,
-    "data.passkey": 0.1,
     "training.max_steps": 4,
     "training.batch_size": 4,
     "training.per_device_train_batch_size": 2,
