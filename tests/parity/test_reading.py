@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skipwise.evaluation import perplexity
+from skipwise.evaluation import perplexity, retrieval
 from skipwise.evaluation.perplexity import inference, logits_at
 from skipwise.evaluation.retrieval import Reader, go_on_together
 from skipwise.model.lora import adapt, stock_model
