@@ -7,7 +7,7 @@
 #                                                                  of each text, and 20 prompts of 8k, 16k and 32k
 #     MICRO=8 benchmarks/smollm2.sh ...    windows at a time, for a GPU; the recipe's 2 suit a CPU
 #
-# A run is SCHEME-INTERPOLATION-SEED; the scheme `skipwise` stands for Skipwise's own method. The first also measures the
+# A run is SCHEME-INTERPOLATION-SEED. The first also measures the
 # original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md has what they show.
 set -euo pipefail
 train=$(realpath "${1:?a folder of text to train on}") eval=$(realpath "${2:?a folder with books/ and reports/}")
@@ -15,18 +15,17 @@ folder=${3:-runs/smollm2}
 skipwise=${SKIPWISE:-skipwise}
 mkdir -p "$folder"
 
-runs='pose-yarn-0 skipwise-yarn-0 short-yarn-0 pose-yarn-1 skipwise-yarn-1 short-yarn-1 cream-yarn-0 full-yarn-0 pose-linear-0
+runs='pose-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-0 full-yarn-0 pose-linear-0
 short-linear-0'
 for run in ${RUNS:-$runs}; do
     IFS=- read -r scheme interpolation seed <<<"$run"
-    arms='[trained]' resume=() method=null steps=${STEPS:-200} batch=8 micro=${MICRO:-2} warmup=10 checkpointing=false
-    [ "$scheme" != skipwise ] || scheme=pose method=skipwise
+    arms='[trained]' resume=() steps=${STEPS:-200} batch=8 micro=${MICRO:-2} warmup=10 checkpointing=false
     [ "$scheme" != full ] || steps=$((steps / 4)) batch=1 micro=1 warmup=3 checkpointing=true # windows of 32k, as many tokens
     [ "$run" != pose-yarn-0 ] || arms='[trained, pi-only, original]'
     [ "$run" != pose-linear-0 ] || arms='[trained, pi-only]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
-        --set method=$method --set positions.scheme="$scheme" --set evaluation.arms="$arms" --set training.max_steps="$steps" \
+        --set positions.scheme="$scheme" --set evaluation.arms="$arms" --set training.max_steps="$steps" \
         --set training.batch_size="$batch" --set training.per_device_train_batch_size="$micro" \
         --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing \
         --set evaluation.tasks='[passkey, keys]' \

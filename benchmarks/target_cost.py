@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     window, targets = parse_length(options.window), [parse_length(target) for target in options.targets.split(",")]
-    recipe = load_recipe("nano-pose", {"model": options.model, "target": targets[0]})
+    recipe = load_recipe("nano", {"train_length": None, "model": options.model, "target": targets[0]})
     seconds = in_own_process(step_seconds, recipe, "pose", targets, window, options.rounds)
     peaks = [in_own_process(peak_bytes, recipe, "pose", target, window)[1] for target in targets]
     print("| target | seconds a step | of the mean of its round, 95% interval | peak memory, MiB |\n|---|---|---|---|")

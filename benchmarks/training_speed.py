@@ -169,7 +169,7 @@ def job_of(options: argparse.Namespace) -> PreparedRun:
         **({"train_length": options.window} if options.window else {}),
         **({"target": "16k", "training.learning_rate": 2e-5} if options.model != "nano" else {}),
     }
-    return prepare(load_recipe("nano-pose", changes), Console(stderr=True, quiet=True))
+    return prepare(load_recipe("nano", {"train_length": None, **changes}), Console(stderr=True, quiet=True))
 
 
 class Turn(NamedTuple):
