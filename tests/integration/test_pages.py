@@ -149,7 +149,7 @@ def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPat
     corpus(Path("my_corpus"), words=2000)
     extend = {"training__max_steps": 2, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
     measured = {"evaluation__windows": "[256,512]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
-    extend = settings(**extend, **measured, **QUICK, data__workers=1, teacher__written=0.01)
+    extend = settings(**extend, **measured, **QUICK, data__workers=1)
     evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey", "--lengths", "256,512"]
     small = {"[:4096]": "[:1024]", "stride=128": "stride=256"}
     run_page(TUTORIALS / "choose-and-read.md", monkeypatch, small, {"extend": extend, "evaluate": evaluate})
