@@ -23,7 +23,6 @@ from tests.tiny import checkpoint, corpus
 
 STEPS = 20
 SETTINGS = {
-    "method": "null",
     "target": 512,
     "data.held_out": 0.3,
     "training.max_steps": STEPS,

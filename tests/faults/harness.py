@@ -45,7 +45,6 @@ class Job:
 
 
 _SETTINGS = {
-    "method": "null",
     "target": 256,
     "data.held_out": 0.3,
     "training.max_steps": 4,

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("frozen_imports")
 TEXT = ("--documents", 1, "--tokens-per-document", 64, "--lengths", 64, "--precision", "float32")
 PERPLEXITY = ("evaluate", "model", "--only", "perplexity", "--data", "text", *TEXT)
 SET = {
-    "method": "null",
     "target": 256,
     "data.held_out": 0.5,
     "training.max_steps": 2,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder

@@ -23,7 +23,6 @@ from tests.tiny import checkpoint, corpus
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 ARMS = ("original", "pi-only", "pose")
 SMALL = {
-    "method": "null",
     "target": "2k",
     "data.held_out": 0.3,
     "data.passkey": 0.1,

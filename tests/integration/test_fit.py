@@ -116,7 +116,6 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
     short = corpus(tmp_path / "brief", documents=6, words=30)
     small = []
     for change in (
-        "method=null",
         "train_length=64",
         "data.held_out=0.3",
         "training.max_steps=2",

@@ -19,7 +19,7 @@ def model(tmp_path: Path) -> Path:
 
 def planned(monkeypatch, capsys, *words: object) -> tuple[dict[str, list[str]], str]:
     """The table's cells, the run's and full-length's, by the line's name; and all that was printed."""
-    run(monkeypatch, "plan", *words, "--set", "method=null")
+    run(monkeypatch, "plan", *words)
     printed = capsys.readouterr().out
     lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     return {cells[0]: cells[1:] for cells in lines if len(cells) in (2, 3)}, printed
@@ -54,12 +54,18 @@ def test_what_is_set_is_planned(model, monkeypatch, capsys, words: str, line: st
     assert planned(monkeypatch, capsys, model, "--target", "16k", *words.split())[0][line] == cells
 
 
+_EIGHT = "--set training.optim=adamw_8bit"
 _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.base=4bit"
 
 
 @pytest.mark.parametrize(
     ("memory", "words", "change"),
-    [("14.5GB", [], _LOW), ("3.5GB", [], f"{_LOW} {_LORA}"), ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16")],
+    [
+        ("14.5GB", [], _LOW),
+        ("11.5GB", [], f"{_LOW} {_EIGHT}"),
+        ("3.5GB", [], f"{_LOW} {_LORA}"),
+        ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16"),
+    ],
 )
 def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
     model, monkeypatch, capsys, memory: str, words: list[str], change: str

@@ -13,7 +13,6 @@ from tests import command_line
 from tests.tiny import checkpoint, corpus
 
 SMALL = {
-    "method": "null",
     "data.held_out": 0.3,
     "data.passkey": 0,
     "training.max_steps": 2,
