@@ -66,7 +66,6 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
         run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
             "--lengths", "512", "--trials", "1", "--out", tmp_path / "evaluation")  # fmt: skip
     assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
-    assert "twice" in refused(monkeypatch, capsys, "evaluate", wide, tmp_path / "run")
 
 
 def test_the_version_is_printed(monkeypatch, capsys) -> None:

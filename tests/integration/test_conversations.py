@@ -37,7 +37,7 @@ def base(tmp_path: Path) -> Path:
 def changes(tmp_path: Path) -> dict[str, object]:
     text = corpus(tmp_path / "text", documents=24, words=200)
     only = {"evaluation.arms": "[trained]", "evaluation.prompt_trials": 0, "evaluation.other": "false"}
-    return {"evaluation.source": f"[{text}]", "data.assistant_only": True, "data.passkey": 0.0, **only}
+    return {"evaluation.source": f"[{text}]", "data.assistant_only": True, **only}
 
 
 def trained(out: Path) -> dict[int, float]:

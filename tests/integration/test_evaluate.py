@@ -129,7 +129,6 @@ def test_several_models_stand_side_by_side(models, monkeypatch, capsys, tmp_path
     assert [one.row.label for one in (mine, base)] == ["mine", "base"]
     assert (mine.row.base, base.row.base) == ("base", "")
     assert set(base.row.perplexity) == {64, 400}
-    refused(monkeypatch, capsys, "evaluate", "base", "base")
 
 
 def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch, capsys, tmp_path) -> None:

@@ -25,7 +25,6 @@ ARMS = ("original", "pi-only", "pose")
 SMALL = {
     "target": "2k",
     "data.held_out": 0.3,
-    "data.passkey": 0.1,
     "training.max_steps": 4,
     "training.batch_size": 4,
     "training.per_device_train_batch_size": 2,

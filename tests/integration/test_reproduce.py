@@ -14,7 +14,6 @@ from tests.tiny import checkpoint, corpus
 
 SMALL = {
     "data.held_out": 0.3,
-    "data.passkey": 0,
     "training.max_steps": 2,
     "training.batch_size": 2,
     "training.per_device_train_batch_size": 2,
