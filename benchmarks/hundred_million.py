@@ -17,7 +17,7 @@ from rich.table import Table
 
 from reproduction.bases import SmallBase, train_base
 from reproduction.exhibits import TRAINED
-from reproduction.intervals import seeds_interval
+from reproduction.scores import seeds_interval
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data, Training
 from skipwise.results.records import ReadingRecord, read_records

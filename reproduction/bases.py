@@ -1,17 +1,13 @@
-"""Small bases besides the embedded model, trained here once on the user's text, or the recipe's, and kept in the cache.
+"""Small bases besides the embedded model, trained here once on the recipe's text: the paper's other families in miniature.
 
-Three stand for the paper's other families, with stock classes: GPT-J as Phi, whose block is the same (attention beside
-the feed-forward layer, LayerNorm, a quarter of each head rotated); LLaMA2 and Baichuan2 as Llama with a window twice as
-long, Baichuan2 with its own output head. The embedded model stands for LLaMA. Three more bases differ from each other
-only in size and in the number of tokens that they were trained on.
+Stock classes: GPT-J as Phi, whose block is the same (attention beside the feed-forward layer, LayerNorm, a quarter of each
+head rotated); LLaMA2 and Baichuan2 as Llama with a window twice as long, Baichuan2 with its own output head. The embedded
+model stands for LLaMA.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +16,9 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.text import open_corpus
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training
-from skipwise.results.files import default_cache
+from skipwise.results.files import content_hash
 from skipwise.training.trainer import train
 
 _TOKENS = 8192  # a step
@@ -31,81 +26,43 @@ _TOKENS = 8192  # a step
 
 @dataclass(frozen=True)
 class SmallBase:
-    """A small architecture and its training.
+    """A small architecture."""
 
-    Attributes:
-        model_type: of transformers.
-        window: original length, in tokens.
-        differs: its config where that is not the model type's default.
-        width: of the residual stream; a head is 64 wide.
-        layers: of the model.
-        steps: of training, 8,192 tokens each.
-    """
-
-    model_type: str
-    window: int
-    differs: Mapping[str, Any]
-    width: int = 192
+    model_type: str  # of transformers
+    window: int  # original length, in tokens
+    differs: Mapping[str, Any]  # its config where that is not the model type's default
+    width: int = 192  # of the residual stream; a head is 64 wide
     layers: int = 4
-    steps: int = 1000
 
 
-_TIED = {"tie_word_embeddings": True}
 BASES = {
-    "LLaMA2": SmallBase("llama", 512, _TIED),
+    "LLaMA2": SmallBase("llama", 512, {"tie_word_embeddings": True}),
     "GPT-J": SmallBase("phi", 256, {"partial_rotary_factor": 0.25, "tie_word_embeddings": False}),
     "Baichuan2": SmallBase("llama", 512, {"tie_word_embeddings": False}),
-    "2.6M on 2M tokens": SmallBase("llama", 256, _TIED, steps=250),
-    "2.6M on 8M tokens": SmallBase("llama", 256, _TIED),
-    "12M on 8M tokens": SmallBase("llama", 256, _TIED, width=384, layers=6),
 }
 
 
-def base_folder(name: str, data: Data) -> Path:
-    """The folder of a base, named by all that decides it, its text included.
-
-    Raises:
-        DataError: the text is missing or cannot be read.
-    """
-    base = BASES[name]
-    text = _fingerprint(data.source, max_tokens=data.max_tokens, **data.reading)
-    settings = _settings(base).model_dump(exclude={"save_dtype"})  # newer than the published bases, which are float32
-    decides = [asdict(base), settings, text, data.held_out]
-    if data.max_tokens is not None:
-        decides.append(data.max_tokens)
-    digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
-    return default_cache() / "bases" / f"{folder_stem(name)}-{digest}"
+def base_folder(name: str, data: Data, out: Path) -> Path:
+    """The folder of a base under ``out``, named by all that decides it but the text's content."""
+    text = data.model_dump(include={*data.reading, "source", "held_out", "max_tokens"})
+    digest = content_hash([asdict(BASES[name]), _settings(BASES[name]).model_dump(), text])
+    return out.absolute() / "bases" / f"{name}-{digest}"
 
 
-def folder_stem(name: str) -> str:
-    """The name of a base as its folder has it, before the digest."""
-    return name.replace(" ", "-")
-
-
-@cache
-def _fingerprint(source: str, **reading: Any) -> str:
-    return open_corpus(Data(source=source, **reading)).fingerprint()
-
-
-def make_base(name: str, data: Data, console: Console) -> Path:
-    """Train the base if it is missing, or finish its training, and return the model's folder.
-
-    Raises:
-        DataError: the text is missing, cannot be read, or too short.
-    """
-    folder, base = base_folder(name, data), BASES[name]
+def make_base(name: str, data: Data, out: Path, console: Console) -> None:
+    """Train the base if it is missing, or finish its training."""
+    folder, base = base_folder(name, data, out), BASES[name]
     if not (folder / "model" / "config.json").exists():
-        console.print(f"training a small base, {name}: {base.steps:,} steps of {_TOKENS:,} tokens")
-        train_base(base, _settings(base), data, folder)
-    return folder / "model"
+        settings = _settings(base)
+        console.print(f"training a small base, {name}: {settings.max_steps:,} steps of {_TOKENS:,} tokens")
+        train_base(base, settings, data, folder)
 
 
 def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) -> None:
     """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
-    shared = data.model_dump(include={*data.reading, "source", "held_out", "max_tokens", "cache"})
     dataset = PoseDataset.from_source(
-        Data(**shared, passkey=0.1),
+        Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_tokens", "cache"})),
         tokenizer,
         train_length=base.window,
         target_length=base.window,
@@ -140,14 +97,14 @@ def new_model(base: SmallBase, vocabulary: int) -> PreTrainedModel:
 def _settings(base: SmallBase) -> Training:
     return Training.model_validate(
         {
-            "max_steps": base.steps,
+            "max_steps": 1000,
             "batch_size": _TOKENS // base.window,
             "per_device_train_batch_size": max(1, _TOKENS // 2 // base.window),
             "learning_rate": 3e-3,
             "lr_scheduler_type": "cosine",
             "adam_beta2": 0.95,
             "weight_decay": 0.1,
-            "warmup_steps": min(50, base.steps),
+            "warmup_steps": 50,
             "save_steps": 250,
         }
     )

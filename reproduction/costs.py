@@ -4,8 +4,6 @@ Targets are timed in turn in one process, so that a change of the machine's spee
 measured in a process for each target.
 """
 
-import hashlib
-import json
 import multiprocessing
 import resource
 import statistics
@@ -33,22 +31,13 @@ from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.tables import markdown_table
+from skipwise.results.files import content_hash
 from skipwise.results.records import CostRecord, append_record, read_records
 
-FACTORS = (2, 4, 8, 16, 32, 64)
+FACTORS = (2, 4, 8, 64)  # the paper's, and the largest of Table 2
 EXAMPLES = 2  # windows in a step
 _ROUNDS = {"pose": 120, "full": 1}
-_SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
 _TOLERANCE = 0.02
-_SAME = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
 
 
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
@@ -79,11 +68,7 @@ def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
 
 
 def _key(recipe: Recipe, original: int) -> str:
-    """12 hex digits of what decides the cost of a step: the model's shape, its window, interpolation and precision."""
-    config = load_config(recipe.model)
-    shape = {name: getattr(config, name, None) for name in _SHAPE}
-    decides = [shape, original, recipe.interpolation, recipe.training.precision]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
+    return content_hash([recipe.model, original, recipe.interpolation, recipe.training.precision])
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -163,42 +148,32 @@ def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[
 
 
 def costs_markdown(records: Sequence[CostRecord]) -> str:
-    """Step time and peak memory by target, ours and the paper's, and whether PoSE's are constant."""
+    """Step time and peak memory by target, ours and the paper's."""
     by = {(r.arm, r.target): r for r in records}
-    targets = sorted({r.target for r in records})
-    lengths = [f"{format_length(t)}" for t in targets]
-    times, memory, tokens = [], [], []
-    for arm in dict.fromkeys(r.arm for r in records):
-        mine = [by[arm, t] for t in targets if (arm, t) in by]
-        times.append([arm_name(arm), *(f"{step_time(r):.3f}" for r in mine)])
-        tokens.append([arm_name(arm), *(f"{EXAMPLES * r.window:,}" for r in mine)])
-        memory.append([arm_name(arm), *(f"{r.peak_bytes / 2**20:,.0f}" for r in mine)])
-    published = [
-        [arm_name(arm), *(f"{value:g}" for value in (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm]))]
-        for arm in ("full", "pose")
-    ]
-    head = ["the paper", *(f"hours, {x}" for x in ("2x", "4x", "8x")), *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x"))]
-    parts = [
-        f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both arms "
-        "take the same number of windows in a step: a window of full-length training has as many tokens as the target, a "
-        "window of PoSE as many as the original length.",
-        markdown_table(["seconds a step, target", *lengths], times),
-        markdown_table(["tokens a step, target", *lengths], tokens),
-        markdown_table(["peak memory, MiB, target", *lengths], memory),
-        markdown_table(head, published),
-        "\n".join(map(str, constant_costs(records))),
-    ]
+    targets, arms = sorted({r.target for r in records}), list(dict.fromkeys(r.arm for r in records))
+    lengths = [format_length(target) for target in targets]
+    columns: dict[str, Callable[[CostRecord], str]] = {
+        "seconds a step": lambda r: f"{step_time(r):.3f}",
+        "peak memory, MiB": lambda r: f"{r.peak_bytes / 2**20:,.0f}",
+    }
+    told = (
+        f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both rows take "
+        "the same number of windows in a step: a window of full-length training has as many tokens as the target, a window of "
+        "PoSE as many as the original length."
+    )
+    parts = [told]
+    for name, cell in columns.items():
+        lines = [[arm_name(arm), *(cell(by[arm, t]) if (arm, t) in by else "–" for t in targets)] for arm in arms]
+        parts.append(markdown_table([f"{name}, target", *lengths], lines))
+    theirs = {arm: (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm]) for arm in paper.EFFICIENCY_GB}
+    head = ["the paper", *(f"{unit}, {x}x" for unit in ("hours", "GB a GPU") for x in (2, 4, 8))]
+    parts.append(markdown_table(head, [[arm_name(arm), *(f"{v:g}" for v in values)] for arm, values in theirs.items()]))
     return "\n\n".join(parts)
 
 
 def step_time(record: CostRecord) -> float:
     """Median over the steps, in seconds."""
     return statistics.median(record.step_seconds)
-
-
-def relative_times(seconds: Sequence[Sequence[float]]) -> list[float]:
-    """The time of each target's step over the mean of its round, median over rounds; ``seconds`` [targets][rounds]."""
-    return np.median(by_round(seconds), axis=1).tolist()
 
 
 def by_round(seconds: Sequence[Sequence[float]]) -> np.ndarray:
@@ -213,17 +188,15 @@ def by_round(seconds: Sequence[Sequence[float]]) -> np.ndarray:
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
     mine = [r for r in records if r.arm == "pose"]
+    same = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
     if len(mine) < len(FACTORS):
-        return [Finding(_SAME.format(name)) for name in ("step time", "peak memory")]
+        return [Finding(same.format(name)) for name in ("step time", "peak memory")]
     measures = {
-        "step time": relative_times([r.step_seconds for r in mine]),
+        "step time": np.median(by_round([r.step_seconds for r in mine]), axis=1).tolist(),
         "peak memory": [float(r.peak_bytes) for r in mine],
     }
+    above = {name: max(values) / min(values) - 1 for name, values in measures.items()}
     return [
-        Finding(
-            _SAME.format(name),
-            max(values) / min(values) - 1 <= _TOLERANCE,
-            f"most {max(values) / min(values) - 1:.1%} above the least",
-        )
-        for name, values in measures.items()
+        Finding(same.format(name), most <= _TOLERANCE, f"most {most:.1%} above the least")
+        for name, most in above.items()
     ]

@@ -1,21 +1,19 @@
-"""What an exhibit asks of an arm, what its folder holds of that, and how the rest is trained and measured."""
+"""What an exhibit asks of a run, what its folder holds of that, and how the rest is trained and measured."""
 
 import shutil
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 
 from reproduction.bases import make_base
 from reproduction.runs import ArmRun
-from skipwise.errors import ModelError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, measure_arms
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.extend import extend, plan_run_evaluation
 from skipwise.results.records import ReadingRecord, Record, TrialRecord, read_records
-from skipwise.results.run_folder import RunFolder
+from skipwise.results.run_folder import TRAINING_TEXT, RunFolder
 from skipwise.training.prepare import prepare
 from skipwise.training.run import begin_run, open_run
 
@@ -27,34 +25,23 @@ SLIDING, SEGMENTS, PROMPTS, STEPS = KINDS = ("sliding", "segments", "prompts", "
 def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     """Return the records that a run's evaluation asks for, by place.
 
-    Exhibits share an arm, and a later command may measure it on more documents. A table must not mix the two, so of
-    each place at most as many documents, segments or prompts are taken as the run asks for, the first ones.
+    Exhibits share a folder, and a later command may measure more documents. A table must not mix the two, so of each place
+    at most as many documents, segments or prompts are taken as the run asks for, the first ones, and no longer readings.
     """
     asked = specification_of(run.recipe, run.original, run.target, "float32")
     steps = run.recipe.measured_steps
     limit = asked.tokens_read(asked.windows[-1])
     most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.prompt_trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}
-    for record in _records(run.folder(out) / "results.jsonl"):
+    for record in read_records(run.folder(out) / "results.jsonl"):
         place = _place(record, asked, steps)
-        if place is None or (isinstance(record, ReadingRecord) and not _fits(record, asked.documents, limit)):
+        if place is None or (place[0] in (SLIDING, STEPS) and _tokens(record) >= limit):
             continue
         there = found.setdefault(place, {})
-        name = _name(record)
-        if name not in there or _size(record) >= _size(there[name]):
+        name = (record.document, record.begin) if isinstance(record, ReadingRecord) else getattr(record, "trial", None)
+        if name not in there or _tokens(record) >= _tokens(there[name]):
             there[name] = record
     return {place: list(records.values())[: most[place[0]]] for place, records in found.items()}
-
-
-def _records(path: Path) -> list[Record]:
-    """The records of a file; several exhibits ask for those of the same arm."""
-    stat = path.stat() if path.exists() else None
-    return _read(path, stat.st_size, stat.st_mtime_ns) if stat else []
-
-
-@cache
-def _read(path: Path, size: int, changed: int) -> list[Record]:
-    return read_records(path)
 
 
 def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place | None:
@@ -75,38 +62,18 @@ def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place 
             return None
 
 
-def _fits(record: ReadingRecord, documents: int, limit: int | None) -> bool:
-    """Whether a sliding reading is of no more documents, and no more tokens of each, than a run asks for."""
-    many = documents_of(record)
-    return record.mode == "segment" or (many <= documents and (limit is None or record.tokens < many * limit))
-
-
-def documents_of(record: Record) -> int:
-    """How many documents or prompts a record stands for: older ones are sums over documents."""
-    pooled = isinstance(record, ReadingRecord) and record.mode == "sliding" and not record.digest
-    return int(record.document.split()[0]) if pooled and isinstance(record, ReadingRecord) else 1
-
-
-def _name(record: Record) -> object:
-    """What a record measures inside its place: of two records of one name the larger counts, and the later."""
-    if isinstance(record, TrialRecord):
-        return record.trial
-    assert isinstance(record, ReadingRecord)
-    return "pooled" if record.mode == "sliding" and not record.digest else (record.document, record.begin)
-
-
-def _size(record: Record) -> tuple[int, int]:
-    return documents_of(record), record.tokens if isinstance(record, ReadingRecord) else 1
+def _tokens(record: Record) -> int:
+    return record.tokens if isinstance(record, ReadingRecord) else 1
 
 
 def size_of(records: Iterable[Record]) -> tuple[int, int]:
     """How much a place holds: documents, segments or prompts, and the tokens scored."""
-    sizes = [_size(record) for record in records]
-    return sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    sizes = [_tokens(record) for record in records]
+    return len(sizes), sum(sizes)
 
 
 def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
-    """Whether ``found`` has all that ``evaluation`` measures. It needs no model: those of published arms are gone."""
+    """Whether ``found`` has all that ``evaluation`` measures. It needs no model."""
     asked, first = evaluation.specification, evaluation.texts[0]
     needed = {(PROMPTS, task, n): (asked.prompt_trials, 0) for task in asked.tasks for n in asked.prompt_lengths}
     for text in evaluation.texts:
@@ -123,36 +90,24 @@ def _scored(text: EvaluationText) -> tuple[int, int]:
     return len(text.documents), sum(len(document.tokens) - 1 for document in text.documents)
 
 
-def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
-    """Train and measure what is missing of an arm; the checkpoints of a trained arm are deleted.
-
-    An arm whose records are complete is left alone, even where its model was deleted since.
-
-    Raises:
-        SkipwiseError: the text of its records has changed since, or what a run cannot do.
-    """
+def make(run: ArmRun, out: Path, console: Console) -> None:
+    """Train and measure what is missing of a run, and delete its checkpoints; one whose records are complete is left alone."""
     if run.base:
-        make_base(*run.base, console)
+        make_base(run.base, run.recipe.data, out, console)
     prepared = prepare(run.recipe, Console(quiet=True))
     evaluation = plan_run_evaluation(prepared, console)
-    taken = RunFolder(run.folder(out))
-    trained_on = {"training text": prepared.store.fingerprint} if run.trained else {}
-    taken.require_same(trained_on | evaluation.fingerprints)
+    folder = RunFolder(run.folder(out))
+    trained_on = {TRAINING_TEXT: prepared.store.fingerprint} if run.trained else {}
+    folder.require_same(trained_on | evaluation.fingerprints)
     if is_complete(evaluation, asked_records(run, out)):
-        return taken
-    resume = taken.recipe.exists()
+        return
+    resume = folder.recipe.exists()
     if run.trained:
-        try:
-            taken = extend(run.recipe, out=taken.path, resume=resume, console=console)
-        except ModelError as error:
-            if taken.model.exists():  # the arm's own, of which some measurements are missing
-                raise RunError(f"{error}; or delete {taken.model}, and the arm is trained again") from error
-            raise
-        shutil.rmtree(taken.checkpoints, ignore_errors=True)
-        return taken
-    taken = open_run(run.recipe, taken.path, prepared.name, resume=resume)
-    begin_run(taken, run.recipe, resume=resume)
-    known = taken.read().get("fingerprints", {})
-    taken.record(evaluation=evaluation.facts, fingerprints=known | evaluation.fingerprints)
-    measure_arms(evaluation, taken, console)
-    return taken
+        extend(run.recipe, out=folder.path, resume=resume, console=console)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        return
+    folder = open_run(run.recipe, folder.path, prepared.name, resume=resume)
+    begin_run(folder, run.recipe, resume=resume)
+    known = folder.read().get("fingerprints", {})
+    folder.record(evaluation=evaluation.facts, fingerprints=known | evaluation.fingerprints)
+    measure_arms(evaluation, folder, console)

@@ -1,254 +1,127 @@
-"""The scores of a reproduction -> pages in Markdown: one that sums up, and one for each exhibit.
+"""The scores of a reproduction -> pages in Markdown: a scoreboard, and a page for each exhibit.
 
-PAGES/<exhibit>.md   tables, the paper's figures beside ours, verdicts
+PAGES/<exhibit>.md   verdicts, figures, tables with the paper's numbers beside ours
 PAGES/figures/       SVG, and CSV of what is drawn
-INDEX                the main result, which claims hold, what it cost, links to the exhibits
+INDEX                each claim with its verdict, how the miniature differs from the paper, what made the records
 """
 
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from reproduction import paper
 from reproduction.costs import constant_costs, costs_markdown, known_costs
 from reproduction.coverage_check import coverage_section
 from reproduction.exhibits import EXHIBITS, Exhibit
-from reproduction.figures import cost_figures, exhibit_figures
-from reproduction.measured import PROMPTS, SLIDING
-from reproduction.runs import ArmRun
-from reproduction.scores import Scores, collect
-from reproduction.tables import exhibit_markdown, findings, format_reported
-from reproduction.verdicts import Finding
-from skipwise.errors import RecipeError, RunError
-from skipwise.method.lengths import format_length
-from skipwise.recipes.names import arm_name
-from skipwise.report.numbers import format_number, format_share
+from reproduction.runs import ArmRun, Plans
+from reproduction.scores import collect
+from reproduction.tables import block_markdown
+from reproduction.verdicts import Finding, judge
+from skipwise.errors import RunError
 from skipwise.report.tables import markdown_table
 from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 
-Findings = list[tuple[str, Finding]]
-Table = dict[str, dict[str, Scores]]
+Findings = list[tuple[str, Finding]]  # with the block's label
 
-# Sections that notes may have besides the exhibits'; the text before the first section begins the page.
-SECTIONS = ("findings", "differences", "cost", "again")
-# The blocks of the main result; of two with one label the later is shown if it is there.
-_SHOWN = (
-    ("main", "linear, 8x", paper.LINEAR_16K),
-    ("passkey", "linear, 8x", paper.LINEAR_16K),
-    ("passkey", "yarn, 8x", paper.YARN_16K),
-)
+_PACKAGES = ("python", "torch", "transformers", "skipwise")
+_INTRODUCTION = """\
+Every table and figure of the PoSE paper, in miniature: the paper extends LLaMA-7B from 2,048 tokens, we the embedded model
+(4.3 million parameters, window 256) by the same factors and with the same method, `method: paper`. An absolute perplexity
+cannot be compared with the paper's; the order of the rows can. Each claim was written down as a rule before the runs. The
+control `short` is the same training without skips, at positions 0 to 255."""
+
+_DIFFERENCES = """\
+- A run has 400 steps of 16 windows at a learning rate of 8e-4 (paper: 1,000 steps of 64 at 2e-5).
+- The training text is Python's standard library less a tenth, which is measured on, with the library's documentation (paper: The
+  Pile; GovReport and Proof-pile). Up to 8 documents of a text are read (paper: 50; in `extreme` 20, as here).
+- Documents have at least as many tokens as the window, as in the paper. Full-length training, whose windows are longer, reads
+  only documents that fill one.
+- The other families are small models pretrained here on 8 million tokens each.
+- `original-ability` measures loss and next-token accuracy inside the original window in place of six benchmarks.
+- `v = 0` and `v = u` of `content` begin anywhere in a document; in the paper, at its first token.
+- The paper's text describes YaRN; the authors' program has another form of it for LLaMA, here `yarn-revised`. Both are run."""
+
+_AGAIN = """\
+    make reproduce                                       # lists the exhibits, and how long each takes here
+    make reproduce ARGS="passkey --arm pose --arm full"  # two rows of one exhibit
+    make reproduce ARGS="main --scale paper --dry-run"   # the paper's models and lengths: the runs and their tokens
+    make reproduce ARGS="all --page-only"                # these pages again, from the published records
+
+A row is a run folder under `--out` (default: `runs/reproduction/arms`), named after what decides its weights, so exhibits
+share rows and a stopped command continues. With `--publish`, and the same `--text` and `--set`, its records become those of
+these pages."""
 
 
-@dataclass(frozen=True)
-class Pages:
-    """Where pages are written: a folder for the exhibits' and their figures, and the page that sums up."""
-
-    folder: Path
-    index: Path
-
-    def link(self, name: str) -> str:
-        """The path from the index to a page."""
-        return Path(os.path.relpath(self.folder / name, self.index.parent)).as_posix()
-
-
-def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, pages: Pages, notes: Mapping[str, str]) -> Path:
-    """Write the pages of what is measured; coverage is computed now.
-
-    Args:
-        plans: the runs by exhibit.
-        out: the folder that holds their records.
-        pages: where to write.
-        notes: as of ``read_notes``; an exhibit's section stands below its title.
-
-    Returns:
-        The index.
-    """
+def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
+    """Write the pages of what is measured under ``out``, and say what is not: exhibits into ``folder``, and the ``index``."""
     try:
-        pages.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{pages.folder} cannot be made ({error.strerror}); give another --out") from None
-    found, tables = dict[str, Findings](), dict[str, Table]()
+        raise RunError(f"{folder} cannot be made ({error.strerror}); give another --out") from None
+    lines = []
     for name, runs in plans.items():
-        text, found[name], tables[name] = _section(EXHIBITS[name], runs, out, pages.folder)
-        if name in notes:
-            title, _, body = text.partition("\n\n")
-            text = f"{title}\n\n{notes[name]}\n\n{body}"
-        (pages.folder / f"{name}.md").write_text(text, encoding="utf-8")
-    parts = ["# The paper's tables, run here", notes.get("", ""), *_results(tables, plans)]
-    parts += ["## What holds and what does not", notes.get("findings", ""), *_claims(found, pages)]
-    parts += ["## Pages", _exhibits(found, pages)]
-    if made := _made(plans, out) or notes.get("cost", ""):
-        parts += ["## What it cost", made, notes.get("cost", "")]
-    for name, title in (("differences", "Differences from the paper"), ("again", "Run it again")):
-        parts += [f"## {title}", notes[name]] if name in notes else []
-    pages.index.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
-    return pages.index
+        text, findings = exhibit_page(EXHIBITS[name], runs, out, folder / "figures")
+        (page := folder / f"{name}.md").write_text(text, encoding="utf-8")
+        link = f"[{name}]({Path(os.path.relpath(page, index.parent)).as_posix()})"
+        lines += [[link, EXHIBITS[name].source, *line] for line in _scores(findings)]
+    parts = ["# The paper's tables, run here", _INTRODUCTION]
+    parts += ["## Scoreboard", markdown_table(["exhibit", "in the paper", "claim", "verdict"], lines, left=4)]
+    parts += ["## How the miniature differs from the paper", _DIFFERENCES]
+    if made := _made(plans, out):
+        parts += ["## What made the records", made]
+    parts += ["## Run it again", _AGAIN]
+    index.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def read_notes(path: Path) -> dict[str, str]:
-    """Read the sections of a Markdown file by name; the text before the first one has the empty name.
-
-    Raises:
-        RecipeError: there is no such file, or a section is of no exhibit and not one of ``SECTIONS``.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"notes {path} cannot be read: {error}; give a Markdown file") from None
-    sections: dict[str, list[str]] = {"": []}
-    name, fenced = "", False
-    for line in text.splitlines():
-        fenced ^= line.startswith("```")  # a block of code holds no headings
-        if not fenced and line.startswith("## "):
-            name = line[3:].strip()
-            if name not in (*EXHIBITS, *SECTIONS):
-                known = ", ".join((*EXHIBITS, *SECTIONS))
-                raise RecipeError(f"notes {path}: {name!r} is no section; there are {known}")
-        sections.setdefault(name, []).append(line)
-    notes = {name: "\n".join(lines[bool(name) :]).strip("\n") for name, lines in sections.items()}
-    return {name: text for name, text in notes.items() if name or text}
-
-
-def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, folder: Path) -> tuple[str, Findings, Table]:
-    """One exhibit's page, its findings and its scores; figures are drawn."""
+def exhibit_page(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, figures: Path) -> tuple[str, Findings]:
+    """One exhibit's page and its findings; figures are drawn."""
     scores, partial = collect(runs, out)
-    figures = {
-        label: [f"![{title}: {label}](figures/{name}.svg)" for name, title in drawn.items()]
-        for label, drawn in exhibit_figures(exhibit, runs, scores, folder / "figures").items()
-    }
-    text, found = exhibit_markdown(exhibit, runs, scores, figures, partial), findings(exhibit, runs, scores)
-    if "costs" in exhibit.show and runs and (records := known_costs(runs[0].recipe, runs[0].original, out)):
-        drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder / "figures"))
-        text += f"\n## Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
-        found += [("2x to 64x", finding) for finding in constant_costs(records)]
-    if "coverage" in exhibit.show:
-        more, checked = coverage_section(folder / "figures")
-        text, found = f"{text}\n{more}", found + checked
-    return text, found, scores
+    parts = [f"# {exhibit.name}: {exhibit.title[0].lower()}{exhibit.title[1:]}", f"The paper's {exhibit.source}."]
+    found: Findings = []
+    if exhibit.show == "coverage":
+        text, judged = coverage_section(figures)
+        found += [("", finding) for finding in judged]
+        parts.append(text)
+    if exhibit.show == "costs":
+        records = known_costs(runs[0].recipe, runs[0].original, out)
+        judged = constant_costs(records)
+        found += [("2x to 64x", finding) for finding in judged]
+        parts += ["## Cost by target", "\n".join(map(str, judged))]
+        parts += [costs_markdown(records)] if records else []
+    for block in exhibit.blocks:
+        mine, rows = [run for run in runs if run.block == block.label], scores.get(block.label, {})
+        judged = [judge(claim, rows, mine[0].original, mine[0].target) for claim in exhibit.claims_in(block)]
+        found += [(block.label, finding) for finding in judged]
+        parts += [f"## {block.label}", "\n".join(map(str, judged))]
+        if any(row.measured for row in rows.values()):
+            parts += block_markdown(exhibit, block, mine, rows, partial.get(block.label, []), figures)
+        else:
+            parts.append("Not run yet.")
+    return "\n\n".join(part for part in parts if part) + "\n", found
 
 
-def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]]) -> list[str]:
-    """The main result: perplexity at the original length and at the target, and passkeys at the target."""
-    blocks = {label: tables[name][label] for name, label, _ in _SHOWN if label in tables.get(name, {})}
-    texts = [text for rows in blocks.values() for row in rows.values() for text, _ in row.nll]
-    if not texts:
-        return []
-    run = next(run for name, label, _ in _SHOWN for run in plans.get(name, ()) if run.setting == label)
-    text = next((text for text in texts if Path(text).name == "reports"), texts[0])
-    ends = run.original, run.target
-    published = {label: theirs[paper.GOVREPORT] for _, label, theirs in _SHOWN}
-    lines = []
-    for label, rows in blocks.items():
-        for variant, row in rows.items():
-            scores = [row.perplexity(text, window) for window in ends]
-            hits = format_share(row.share_found(ends[1])) if ends[1] in row.passkeys else "not measured"
-            seeds = " / ".join(str(len(row.seeds.get(kind, ()))) for kind in (SLIDING, PROMPTS))
-            theirs = published[label].get(variant, ())
-            lines.append(
-                [
-                    label,
-                    arm_name(variant),
-                    *(format_number(score[0]) if score else "not measured" for score in scores),
-                    hits,
-                    seeds,
-                    *(format_reported(theirs, place) for place in (0, 3)),
-                ]
-            )
-    near, far = map(format_length, ends)
-    head = ["setting", "arm", f"perplexity at {near}", f"at {far}", f"passkeys at {far}", "seeds", "paper, 2k", "16k"]
-    told = (
-        f"Perplexity is of {text}, in sliding windows of {near} and {far} tokens. Passkeys are found in prompts of {far} "
-        "tokens, 50 for each seed. The number of seeds is given for perplexity / passkeys. The paper's columns are its "
-        "perplexity on GovReport at its own window and target."
-    )
-    return ["## The main result", told, markdown_table(head, lines, left=2)]
+def _scores(findings: Findings) -> list[list[str]]:
+    """Each claim once, with its verdict, or with the blocks of each verdict where they differ."""
+    rules: dict[str, dict[str, list[str]]] = {}
+    for block, finding in findings:
+        rules.setdefault(finding.rule, {}).setdefault(finding.verdict, []).append(block)
+    return [
+        [rule, next(iter(by)) if len(by) == 1 else "; ".join(f"{told}: {' and '.join(b)}" for told, b in by.items())]
+        for rule, by in rules.items()
+    ]
 
 
-def _claims(found: Mapping[str, Findings], pages: Pages) -> list[str]:
-    """One row for each of the paper's claims, with the settings in which it holds and in which it does not."""
-    rules: dict[str, list[tuple[str, str, bool | None]]] = {}
-    for name, each in found.items():
-        if name not in ("coverage", "gap", "better"):  # of our own
-            for where, finding in each:
-                rules.setdefault(finding.rule, []).append((name, where, finding.holds))
-    lines = []
-    for rule, judged in rules.items():
-        columns = [dict.fromkeys(w for _, w, holds in judged if holds is value) for value in (True, False)]
-        links = dict.fromkeys(f"[{name}]({pages.link(f'{name}.md')})" for name, _, holds in judged if holds is not None)
-        if links:
-            lines.append([rule, *("; ".join(settings) or "–" for settings in columns), ", ".join(links)])
-    return [markdown_table(["claim", "holds in", "does not hold in", "figures"], lines, left=4)] if lines else []
-
-
-def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
-    """The exhibits with links, and how many of their claims hold."""
-    lines = []
-    for name, each in found.items():
-        judged = [finding.holds for _, finding in each if finding.holds is not None]
-        exhibit = EXHIBITS[name]
-        told = f"{sum(judged)} of {len(judged)}" if judged else "–"
-        lines.append([f"[{name}]({pages.link(f'{name}.md')})", exhibit.title, exhibit.source, told])
-    return markdown_table(
-        ["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3
-    )
-
-
-def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> str:
-    """What made the records: machines, versions, seeds, hours."""
-    runs = {run.folder(out): run for each in plans.values() for run in each}
-    folders = {path: run for path, run in runs.items() if (path / "results.jsonl").exists()}
-    if not folders:
-        return ""
-    facts = [_facts(path) for path in folders]
-    machines = _each(f.machine for f in facts if f.machine)
-    versions = _each(f.versions for f in facts if f.versions)
-    seeds = _each(str(run.recipe.seed) for run in folders.values() if run.trained)
-    training = sum(f.seconds for f in facts)
-    measuring = sum(
-        getattr(record, "seconds", 0.0)
-        for path in folders
-        for record in read_records(path / "results.jsonl")
-        if isinstance(record, Measured)
-    )
-    speeds = [f.tokens_per_second for f in facts if f.tokens_per_second]
-    told = f"Machine: {machines}. Versions: {versions}. Seeds: {seeds}."
-    if not speeds:
-        return told
+def _made(plans: Plans, out: Path) -> str:
+    """What made the records: machines, versions, hours."""
+    runs = [RunFolder(path) for path in sorted({run.folder(out) for runs in plans.values() for run in runs})]
+    runs = [run for run in runs if run.results.exists()]
+    facts = [run.read() for run in runs]
+    machines = {f"{m['cores']} cores of {m['processor']}" for one in facts if (m := one.get("machine"))}
+    versions = {", ".join(f"{k} {v[k]}" for k in _PACKAGES if k in v) for one in facts if (v := one.get("versions"))}
+    training = [one["training"]["seconds"] for one in facts if one.get("training")]
+    records = [record for run in runs for record in read_records(run.results) if isinstance(record, Measured)]
+    measuring = sum(getattr(record, "seconds", 0.0) for record in records)
     return (
-        f"{told} {len(speeds)} models trained in {training / 3600:.1f} hours (median {statistics.median(speeds):,.0f} tokens a "
-        f"second), {len(folders)} measured in {measuring / 3600:.1f} hours."
-    )
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What a run's ``run.json`` says; empty what it does not say."""
-
-    machine: str = ""
-    versions: str = ""
-    seconds: float = 0.0
-    tokens_per_second: float = 0.0
-
-
-def _facts(path: Path) -> _Facts:
-    facts = RunFolder(path).read()
-    packages = ("python", "torch", "transformers", "skipwise")
-    try:
-        machine, versions, training = (facts.get(key) for key in ("machine", "versions", "training"))
-        return _Facts(
-            f"{machine['cores']} cores of {machine['processor']}" if machine else "",
-            ", ".join(f"{name} {versions[name]}" for name in packages if name in versions) if versions else "",
-            float(training["seconds"]) if training else 0.0,
-            float(training["tokens_per_second"]) if training else 0.0,
-        )
-    except KeyError as error:
-        raise RunError(
-            f"{path / 'run.json'} is damaged ({error!r}); remove {path}, and the arm is made again"
-        ) from None
-
-
-def _each(values: Iterable[str]) -> str:
-    return "; ".join(sorted(set(values)))
+        f"Machine: {'; '.join(sorted(machines))}. Versions: {'; '.join(sorted(versions))}. {len(training)} models trained in "
+        f"{sum(training) / 3600:.1f} hours, {len(runs)} measured in {measuring / 3600:.1f} hours."
+    ) * bool(runs)

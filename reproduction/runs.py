@@ -1,61 +1,71 @@
-"""The arms of an exhibit as run folders; a folder is named by what decides its model, so that nothing is trained twice.
+"""The rows of an exhibit as run folders; a folder is named by what decides its model, so that nothing is trained twice.
 
-    OUT/arms/<arm>-<key>/     a run folder as of ``skipwise extend``; key = hash of base, recipe and seed
+    OUT/arms/<arm>-<key>/     a run folder as of ``skipwise extend``; key = hash of base and settings, the seed among them
+    OUT/bases/<family>-<key>/ a small base
 
-Two exhibits that compare the same arm share its folder; the second adds only the measurements that it lacks.
+Two exhibits that compare the same row share its folder; the second adds only the measurements that it lacks.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 
+from reproduction import paper
 from reproduction.bases import BASES, base_folder
-from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
-from reproduction.scales import MODELS, Scale
+from reproduction.exhibits import Block, Exhibit
+from skipwise.errors import DataError, RecipeError, nearest
 from skipwise.evaluation.specification import doubled_windows
-from skipwise.model.config import load_config, resolve
+from skipwise.extend import plan_run_evaluation
+from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.origin import weights_fingerprint
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import Data, Positions, Recipe, Training
+from skipwise.recipes.names import BASELINES, arm_name
+from skipwise.recipes.schema import Positions, Recipe, Training
+from skipwise.results.files import content_hash
+from skipwise.training.prepare import prepare
 from skipwise.training.run import deciding_settings
 
-_OFF = (
-    ("positions.contiguous", 0.0),
-    ("positions.margin", 0.0),
-    ("data.retrieval", 0.0),
-    ("data.answer_weight", 1.0),
-    ("data.assistant_only", False),
-    ("training.save_dtype", "float32"),
-)
+
+@dataclass(frozen=True)
+class Scale:
+    """A size at which the same code runs every exhibit."""
+
+    recipe: str  # that every row changes
+    texts: tuple[str, ...]  # what is measured on where the user gives none
+    # Model and window of each family; those missing are the recipe's own, or small bases trained here.
+    families: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+
+SCALES = {
+    "nano": Scale(str(Path(__file__).parent / "nano.yaml"), ("stdlib", "pydoc")),
+    "paper": Scale(
+        "llama-7b-16k",
+        (),
+        {
+            "LLaMA": ("huggyllama/llama-7b", 2048),
+            "LLaMA2": ("meta-llama/Llama-2-7b-hf", 4096),
+            "GPT-J": ("models/gpt-j-6b", 2048),  # converted, as the recipes gptj-6b-16k and baichuan2-7b-16k say
+            "Baichuan2": ("models/baichuan2-7b", 4096),
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm under one setting and one seed.
+    """One row of one block with one seed."""
 
-    Attributes:
-        setting: the block of the exhibit's table.
-        variant: the row.
-        recipe: resolved.
-        original: length, in tokens.
-        budget: windows in a step and tokens in a window, of the recipe that all arms change.
-        base: the small base that is trained first, if there is one, and on which text.
-    """
-
-    setting: str
-    variant: str
-    recipe: Recipe
-    original: int
-    budget: tuple[int, int]
-    base: tuple[str, Data] | None = None
+    block: str  # its label
+    row: str  # its label
+    recipe: Recipe  # resolved
+    original: int  # length, in tokens
+    base: str = ""  # the small base that is trained first, if there is one
 
     @property
     def trained(self) -> bool:
@@ -65,7 +75,7 @@ class ArmRun:
     @property
     def target(self) -> int:
         """Target length, in tokens."""
-        assert self.recipe.target is not None  # every exhibit says one
+        assert self.recipe.target is not None  # every block says one
         return self.recipe.target
 
     @property
@@ -81,25 +91,13 @@ class ArmRun:
 
     @cached_property
     def key(self) -> str:
-        """12 hex digits of what decides the model that is measured: the recipe's settings and the weights it starts from.
+        """16 hex digits of what decides the measured model: the settings, the base's weights, and the steps to measure.
 
-        A setting that is null does not count, nor one of ``_OFF``, so that a new one that is off leaves the keys of older
-        runs as they are.
+        A small base counts by its folder's name, so that it need not be trained yet.
         """
-        decides = deciding_settings(self.recipe).items()
-        settings = {name: value for name, value in decides if value is not None and (name, value) not in _OFF}
-        if settings.get("positions.content") == "even":  # as the published runs have it, whose places were less even
-            settings["positions.content"] = "uniform"
-        if self.recipe.evaluation.keep == "last":  # older runs had no choice
-            del settings["evaluation.keep"]
-        if self.base:  # by the folder's name, which says all that decides it; where the cache lies does not
-            settings["model"] = Path(self.recipe.model).parent.name
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        if steps := self.recipe.evaluation.steps:  # only training itself can give them
-            digest.update(json.dumps(steps).encode())
-        if self.base is None:
-            digest.update(_fingerprint(self.recipe.model).encode())
-        return digest.hexdigest()[:12]
+        model = Path(self.recipe.model)
+        decides = deciding_settings(self.recipe) | {"evaluation.steps": self.recipe.evaluation.steps}
+        return content_hash(decides | {"model": model.parent.name if self.base else _fingerprint(self.recipe.model)})
 
     def folder(self, out: Path) -> Path:
         """The run folder, shared by all exhibits under ``out``."""
@@ -107,122 +105,157 @@ class ArmRun:
         return out / "arms" / f"{name}-{self.key}"
 
     def __str__(self) -> str:
-        return f"{self.setting}, {self.variant}" + (f", seed {self.recipe.seed}" if self.trained else "")
+        return f"{self.block}, {self.row}" + (f", seed {self.recipe.seed}" if self.trained else "")
 
 
-def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: Mapping[str, Any]) -> list[ArmRun]:
-    """Every run that the exhibit needs, baselines first in each block; baselines have one seed.
+Plans = Mapping[str, Sequence[ArmRun]]  # by exhibit
 
-    Args:
-        exhibit: what is compared.
-        scale: in miniature, or as in the paper.
-        seeds: of the trained arms.
-        changes: dotted recipe keys that every run gets, as the texts to measure on.
+
+def plan_runs(
+    exhibit: Exhibit, scale: Scale, out: Path, *, seeds: Sequence[int] = (), changes: Mapping[str, Any]
+) -> list[ArmRun]:
+    """Every run that the exhibit needs, the first seed before the second; what is not trained has one seed.
+
+    ``seeds`` are of the trained rows, by default as many as the exhibit says; every run gets the dotted recipe ``changes``.
+    Small bases lie under ``out``.
     """
-    given = changes.get("evaluation.source") or []
-    if its := [text for text in given if Path(text).name in exhibit.texts]:
-        changes = {**changes, "evaluation.source": its}
+    seeds = seeds or range(exhibit.seeds)
     return [
-        _arm_run(exhibit, setting, variant, scale, {**changes, "seed": seed})
+        _arm_run(exhibit, block, row, scale, out, {**changes, "seed": seed})
         for seed in seeds
-        for setting in exhibit.settings
-        if scale.name == "nano" or not setting.miniature
-        for variant in setting.only or exhibit.variants
-        if variant not in BASELINES or seed == seeds[0]
+        for block in exhibit.blocks
+        for row in exhibit.rows_in(block)
+        if exhibit.rows[row].arm not in BASELINES or seed == seeds[0]
     ]
 
 
-def seeds_in(out: Path) -> list[int]:
-    """The seeds of the run folders under ``out``; what holds no recipe of ours is passed over."""
-    seeds = set()
-    for path in (out / "arms").glob("*/recipe.yaml"):
-        with suppress(OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
-            seeds.add(int(yaml.safe_load(path.read_text(encoding="utf-8"))["seed"]))
-    return sorted(seeds)
+def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path, changes: Mapping[str, Any]) -> ArmRun:
+    """Resolve one run: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
+    row, base = exhibit.rows[label], ""
+    changes = dict(changes)
+    if block.family and "model" not in changes:
+        if block.family in scale.families:
+            changes["model"], changes["original_length"] = scale.families[block.family]
+        elif block.family in BASES:
+            base = block.family
+            folder = base_folder(base, load_recipe(scale.recipe, changes).data, out)
+            changes |= {"model": str(folder / "model"), "original_length": BASES[base].window}
+    plain = load_recipe(scale.recipe, changes)
+    known = dict(scale.families.values())  # so that a plan needs no network
+    original = plain.original_length or known.get(plain.model) or _window(plain.model)
+    target = block.factor * original
+    arm: dict[str, Any] = {"target": target, "interpolation": row.interpolation or block.interpolation or "linear"}
+    if row.arm in BASELINES:
+        arm["evaluation.arms"] = [row.arm]
+    else:
+        arm |= {"evaluation.arms": ["trained"], "positions.scheme": row.arm}
+        arm |= {f"positions.{name}": value for name, value in row.positions.items()}
+    if row.arm == "full":  # as many windows a step as the others, which are longer
+        micro = plain.training.per_device_train_batch_size * plain.train_length_of(original) // target
+        arm["training.per_device_train_batch_size"] = max(1, micro)
+    measured = _measured(exhibit, block, scale, original, target, plain.training.max_steps)
+    recipe = load_recipe(scale.recipe, {**measured, **changes, **arm})
+    if row.arm in BASELINES:  # without what only training reads; the original knows no interpolation either
+        update: dict[str, Any] = {"training": Training(precision=plain.training.precision), "positions": Positions()}
+        recipe = recipe.model_copy(update=update | ({"interpolation": "none"} if row.arm == "original" else {}))
+    return ArmRun(block.label, label, recipe, original, base)
 
 
-def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:
-    """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
-    chosen: dict[str, Any] = {"interpolation": setting.interpolation}
-    text = load_recipe(scale.recipe, {**chosen, **changes}).data  # of a small base, which is the same in every block
-    family = _family(setting, scale, text)
-    changes = {**changes, **setting.changes}
-    chosen |= family
-    plain = load_recipe(scale.recipe, {**chosen, **changes})
-    original = plain.original_length or _window(plain.model)
-    budget = plain.training.batch_size, plain.train_length_of(original)
-    own = exhibit.variants[variant]
-    row = own(plain, original) if callable(own) else own
-    plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
-    target = scale.family_target if setting.family and scale.family_target else setting.factor * original
-    train = plain.train_length_of(original)
-    arm = variant if variant in (*BASELINES, *TRAINED) else plain.arm
-    rule = {
-        "target": target,
-        # Documents that every arm can use, so that arms of equal windows read the same spans of the same text.
-        "data.min_tokens": plain.data.min_tokens or min(target, 16 * original),
-        "evaluation.source": list(scale.texts) or None,
-        **_measured(exhibit, setting, scale, original, target, plain.training.max_steps),
-        **exhibit.changes,
-        **(exhibit.full_size if scale.name == "paper" else {}),
-    }
-    recipe = load_recipe(scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)})
-    if variant in BASELINES:
-        recipe = _as_it_came(recipe, variant)
-    small = (setting.family, text) if setting.family and family and scale.name == "nano" else None
-    return ArmRun(setting.label, variant, recipe, original, budget, small)
-
-
-def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
-    """The model of a family: at full size by its name, in miniature a small base where the recipe's is not its like."""
-    if setting.family is None:
-        return {}
-    if name := scale.families.get(setting.family):
-        return {"model": name, "original_length": MODELS[name].window}
-    if setting.family in BASES:
-        known = scale.bases.get(setting.family)
-        folder = Path(known) if known else base_folder(setting.family, data)
-        return {"model": str(folder / "model"), "original_length": BASES[setting.family].window}
-    return {}
-
-
-def _measured(
-    exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int, steps: int
-) -> dict[str, Any]:
+def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, target: int, steps: int) -> dict[str, Any]:
     """What an exhibit measures, in tokens; ``steps`` are trained."""
-    windows = [n * original for n in setting.windows] or doubled_windows(original, target)
-    rule: dict[str, Any] = {"evaluation.prompt_trials": 0, "evaluation.windows": windows}
-    if segments := setting.segments or exhibit.segments:
-        lengths = {"original": original, "target": target}
-        rule["evaluation.segment_lengths"] = [lengths[name] for name in segments]
+    rule: dict[str, Any] = {
+        "evaluation.source": list(scale.texts) or None,
+        "evaluation.windows": [n * original for n in block.windows] or doubled_windows(original, target),
+        "evaluation.prompt_trials": 50 if exhibit.passkey else 0,
+    }
+    if exhibit.documents:
+        rule["evaluation.documents"] = exhibit.documents
+    if exhibit.stride:  # as the paper's: of a document no more than the target is read
+        rule |= {"evaluation.stride": exhibit.stride * original, "evaluation.tokens_per_document": target}
+    if exhibit.segments:
+        length = {"original": original, "target": target}[exhibit.segments]
+        rule |= {"evaluation.segment_lengths": [length], "evaluation.segments": 256 if length == original else 32}
     if exhibit.by_step:
-        rule["evaluation.steps"] = [step for step in scale.steps if step <= steps]
+        rule["evaluation.steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
     if exhibit.passkey:
-        rule["evaluation.prompt_lengths"] = [n * original for n in setting.windows or exhibit.passkey]
-        rule["evaluation.prompt_trials"] = 50
+        rule["evaluation.prompt_lengths"] = [n * original for n in exhibit.passkey]
     return rule
-
-
-def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
-    """The recipe of an untrained arm without what only training reads; the original knows no interpolation either."""
-    training = Training(precision=recipe.training.precision)
-    plain: dict[str, Any] = {"training": training, "positions": Positions()}
-    return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
 
 
 @cache
 def _fingerprint(model: str) -> str:
-    """Of the embedded model as skipwise 0.1 took it, so that the published arms keep their names."""
-    if model != "nano":
-        return weights_fingerprint(model)
-    digest = hashlib.sha256(b"None")
-    for path in sorted(Path(resolve(model)).glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode() + path.read_bytes())
-    return digest.hexdigest()
+    return weights_fingerprint(model)
 
 
 @cache
 def _window(model: str) -> int:
-    if model in MODELS:  # so that its plan needs no network
-        return MODELS[model].window
     return plan_extension(load_config(model)).rope.original_length
+
+
+def seeds_in(out: Path) -> list[int]:
+    """The seeds of the run folders under ``out``."""
+    recipes = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in out.glob("arms/*/recipe.yaml"))
+    return sorted({int(recipe["seed"]) for recipe in recipes})
+
+
+def distinct(plans: Iterable[Sequence[ArmRun]]) -> list[ArmRun]:
+    """Every run once, the first seed of all exhibits before the second of any."""
+    runs = sorted((run for plan in plans for run in plan), key=lambda run: run.recipe.seed)
+    once: dict[str, ArmRun] = {}
+    for run in runs:
+        once.setdefault(f"{run.key} {run.recipe.evaluation}", run)
+    return list(once.values())
+
+
+_OURS = (
+    "method",
+    "interpolation",
+    "target",
+    "seed",
+    "evaluation.arms",
+    *(f"positions.{k}" for k in ("scheme", "chunks", "content")),
+)
+
+
+def require_undecided(changes: Iterable[str]) -> None:
+    """Refuse changes after which a row or a block would no longer be what its name says."""
+    for key in set(changes) & set(_OURS):
+        raise RecipeError(
+            f"--set {key}: rows would no longer be what their names say; choose by --arm, --setting or --seeds"
+        )
+
+
+def select(plans: Plans, rows: Sequence[str], blocks: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """Keep the runs of some rows and blocks, as the tables write them; an empty list keeps all."""
+    runs = [run for each in plans.values() for run in each]
+    shown = {arm_name(run.row).lower(): run.row for run in runs}
+    rows = [shown.get(row.lower(), row) for row in rows]
+    for kind, names, there in (("arm", rows, {r.row for r in runs}), ("setting", blocks, {r.block for r in runs})):
+        for name in set(names) - there:
+            known = ", ".join(map(repr, sorted(there)))
+            raise RecipeError(
+                f"{kind} {name!r} is in none of these exhibits{nearest(name, sorted(there))}; there are {known}"
+            )
+    return {
+        name: [run for run in each if (not rows or run.row in rows) and (not blocks or run.block in blocks)]
+        for name, each in plans.items()
+    }
+
+
+def require_text(plans: Plans) -> None:
+    """Refuse, before any training, runs that the text is too short for."""
+    problems: dict[str, str] = {}
+    needs = {
+        (name, run.block, run.window, run.trained): run
+        for name, runs in plans.items()
+        for run in runs
+        if not run.base or Path(run.recipe.model).exists()
+    }
+    quiet = Console(quiet=True)
+    for (name, block, *_), run in needs.items():
+        try:
+            plan_run_evaluation(prepare(run.recipe, quiet), quiet)
+        except DataError as error:
+            problems.setdefault(f"{name}, {block}", str(error))
+    if problems:
+        raise DataError("\n".join(f"{place}: {message}" for place, message in problems.items()))

@@ -1,83 +1,64 @@
 """Claims + scores -> findings: whether each claim holds on what was measured, and the place where it holds least."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from typing import Any
 
-from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
-from reproduction.intervals import seeds_interval
-from reproduction.scores import Scores
+from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, rows_of
+from reproduction.scores import Scores, seeds_interval
 from skipwise.recipes.names import arm_name
 from skipwise.report.numbers import format_share
-from skipwise.results.statistics import share_difference
+from skipwise.results.statistics import Sums, share_difference
+
+Rows = Mapping[str, Scores]
+_SUMS: tuple[Sums, Sums] = ("nll", "hits")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what was measured of it.
+    """A claim and what was measured of it."""
 
-    Attributes:
-        rule: the claim in words.
-        holds: whether it does; None where it was not measured.
-        worst: the length or text at which it holds least, with its figures.
-    """
-
-    rule: str
-    holds: bool | None = None
-    worst: str = "not measured"
+    rule: str  # the claim in words
+    holds: bool | None = None  # None where it was not measured
+    worst: str = ""  # the length or text at which it holds least, with its figures
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``does not hold`` in bold, or ``not measured``."""
-        return "not measured" if self.holds is None else "holds" if self.holds else "**does not hold**"
+        """``holds``, ``does not hold`` in bold, or ``not run yet``."""
+        return "not run yet" if self.holds is None else "holds" if self.holds else "**does not hold**"
 
     def __str__(self) -> str:
         """The finding as a line of Markdown."""
-        return f"- {self.rule}: {self.verdict}" + ("" if self.holds is None else f" ({self.worst})")
+        return f"- {self.rule}: {self.verdict}" + (f" ({self.worst})" if self.worst else "")
 
 
-def judge(claim: Claim, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
-    """Judge one claim by the scores of one setting: at every text and length it names, up to the target."""
-    rows = {arm: scores.get(arm, Scores()) for arm in arms_of(claim)}
-    match claim:
-        case Lower():
-            return _judge_order(claim, rows, original, target)
-        case Falls():
-            return _judge_fall(claim, rows[claim.arm], target)
-        case Recovers():
-            return _judge_recovery(claim, rows, target)
-        case Finds():
-            return _judge_passkey(claim, rows[claim.arm], original, target)
-        case FindsMore():
-            return _judge_more_passkeys(claim, rows, target)
-        case Reads():
-            return _judge_reading(claim, rows, original, target)
-        case Holds():
-            return _judge_level(claim, rows[claim.arm], original, target)
-        case Keeps():
-            return _judge_ability(claim, rows, original)
+def judge(claim: Claim, scores: Rows, original: int, target: int) -> Finding:
+    """Judge one claim by the scores of one block: at every text and length it names, up to the target."""
+    rows = {row: scores.get(row, Scores()) for row in rows_of(claim)}
+    return _JUDGES[type(claim)](claim, rows, original, target)
 
 
-def _judge_order(claim: Lower, rows: Mapping[str, Scores], original: int, target: int) -> Finding:
+def _judge_order(claim: Lower, rows: Rows, original: int, target: int) -> Finding:
     factor = f"{claim.factor:g} x " if claim.factor != 1 else ""
     where = "every length beyond the original" if claim.beyond else "every length"
-    rule = f"{arm_name(claim.arm)} at most {factor}{arm_name(claim.other)}, at {where}"
+    rule = f"perplexity of {arm_name(claim.row)} at most {factor}that of {arm_name(claim.other)}, at {where}"
     ratios = []
-    for text, window in rows[claim.arm].nll:
-        ours, theirs = (rows[arm].perplexity(text, window) for arm in (claim.arm, claim.other))
+    for text, window in rows[claim.row].nll:
+        ours, theirs = (rows[row].perplexity(text, window) for row in (claim.row, claim.other))
         if ours and theirs and window <= target and not (claim.beyond and window <= original):
             ratios.append((ours[0] / theirs[0], window, text))
     if not ratios:
         return Finding(rule)
     ratio, window, text = max(ratios)
-    return Finding(rule, ratio <= claim.factor, f"{ratio:.3f} of it at {window:,} ({text})")
+    return Finding(rule, ratio <= claim.factor, f"{ratio:.3f} of it at {window:,}, {text}")
 
 
-def _judge_fall(claim: Falls, row: Scores, target: int) -> Finding:
-    rule = f"{arm_name(claim.arm)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
+def _judge_fall(claim: Falls, rows: Rows, original: int, target: int) -> Finding:
+    row = rows[claim.row]
+    rule = f"{arm_name(claim.row)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
     steps = [
-        (after[0] / before[0] - 1, f"{before[0]:.3g} at {near:,}, {after[0]:.3g} at {far:,} ({text})")
+        (after[0] / before[0] - 1, f"{before[0]:.3g} at {near:,}, {after[0]:.3g} at {far:,}, {text}")
         for text in dict.fromkeys(text for text, _ in row.nll)
         for (near, before), (far, after) in pairwise(row.by_window(text).items())
         if far <= target
@@ -88,106 +69,56 @@ def _judge_fall(claim: Falls, row: Scores, target: int) -> Finding:
     return Finding(rule, rise <= claim.rise, f"{100 * rise:+.1f}%: {told}")
 
 
-def recovered(rows: Mapping[str, Scores], claim: Recovers, text: str, target: int) -> tuple[float, list[float]] | None:
-    """The share of ``other``'s gain over ``base`` that ``arm`` has at the target: of the means over seeds, and by seed.
-
-    None where a row is missing, or where ``other`` gains nothing.
-    """
-    ours, full, base = (rows[arm].nll.get((text, target), []) for arm in (claim.arm, claim.other, claim.base))
-    if not (ours and full and base) or fmean(base) <= fmean(full):
-        return None
-    start = fmean(base)
-    each = [(start - a) / (start - b) for a, b in zip(ours, full, strict=False) if start > b]
-    return (start - fmean(ours)) / (start - fmean(full)), each
-
-
-def _judge_recovery(claim: Recovers, rows: Mapping[str, Scores], target: int) -> Finding:
-    arm, other, base = map(arm_name, arms_of(claim))
-    rule = f"{arm} recovers at least {claim.least:.0%} of {other}'s gain over {base} at the target, in nats"
-    shares = []
-    for text in dict.fromkeys(text for text, _ in rows[claim.arm].nll):
-        if share := recovered(rows, claim, text, target):
-            mean, each = share
-            seeds = f", {min(each):.0%} to {max(each):.0%} by seed" if len(each) > 1 else ""
-            shares.append((mean, f"{mean:.0%} at {target:,}{seeds} ({text})"))
-    if not shares:
-        return Finding(rule)
-    least, told = min(shares)
-    return Finding(rule, least >= claim.least, told)
-
-
-def _judge_passkey(claim: Finds, row: Scores, original: int, target: int) -> Finding:
+def _judge_passkey(claim: Finds, rows: Rows, original: int, target: int) -> Finding:
+    row = rows[claim.row]
     bound = f"at least {claim.least:.0%}" if claim.least else f"at most {claim.most:.0%}"
     where = "every length beyond the original" if claim.beyond else "every length up to the target"
-    rule = f"{arm_name(claim.arm)} finds {bound} of the passkeys at {where}"
+    rule = f"{arm_name(claim.row)} finds {bound} of the passkeys at {where}"
     shares = [
         (row.share_found(length), length)
-        for length in row.passkeys
+        for length in row.hits
         if length <= target and not (claim.beyond and length <= original)
     ]
     if not shares:
         return Finding(rule)
     share, length = min(shares) if claim.least else max(shares)
-    told = format_share(share)
-    if told == format_share(claim.least) and share < claim.least:  # rounded, it would be what was asked for
-        told = f"{share:.1%}"
-    return Finding(rule, claim.least <= share <= claim.most, f"{told} at {length:,}")
+    return Finding(rule, claim.least <= share <= claim.most, f"{share:.1%} at {length:,}")
 
 
-def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: int) -> Finding:
-    rule = f"{arm_name(claim.arm)} finds more passkeys than {arm_name(claim.other)} at the target"
-    ours, theirs = rows[claim.arm].passkeys.get(target), rows[claim.other].passkeys.get(target)
+def _judge_more_passkeys(claim: FindsMore, rows: Rows, original: int, target: int) -> Finding:
+    rule = f"{arm_name(claim.row)} finds more passkeys than {arm_name(claim.other)} at the target"
+    ours, theirs = rows[claim.row].hits.get(target), rows[claim.other].hits.get(target)
     if not ours or not theirs:
         return Finding(rule)
     shares = [[found / asked for found, asked in hits] for hits in (ours, theirs)]
-    told = f"{_listed(shares[0])} against {_listed(shares[1])} at {target:,}"
     differences = [round(a - b, 9) for a, b in zip(*shares, strict=False)]
-    if len(ours) == len(theirs) and len(set(differences)) > 1:
-        # Prompts of one seed are asked of one model: the models are the sample.
-        apart, over = seeds_interval(differences), f"over {len(ours)} seeds"
+    if len(set(differences)) > 1:  # prompts of one seed are asked of one model: the models are the sample
+        apart, over = seeds_interval(differences), f"over {len(differences)} seeds"
     else:  # one seed, or seeds whose differences happen to be equal, which would give an interval of no width
-        seeds = len(ours) if len(ours) == len(theirs) else 1
         answers = (
             {
                 (str(seed), number): hit
-                for seed, one in enumerate(rows[arm].answers["passkey", target][:seeds])
+                for seed, one in enumerate(rows[row].answers[target])
                 for number, hit in one.items()
             }
-            for arm in (claim.arm, claim.other)
+            for row in (claim.row, claim.other)
         )
         if (paired := share_difference(*answers)) is None:
             return Finding(rule)
-        of = "one seed" if seeds == 1 else f"{seeds} seeds"
-        apart, over = paired, f"over the prompts of {of}, which both were asked"
+        apart, over = paired, "over the prompts, which both were asked"
+    told = " against ".join(", ".join(map(format_share, each)) for each in shares)
     points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
-    return Finding(rule, apart.low > 0, f"{told}; difference {points}, 95% interval {over}")
+    return Finding(rule, apart.low > 0, f"{told} at {target:,}; difference {points}, 95% interval {over}")
 
 
-def _listed(shares: Sequence[float]) -> str:
-    return ", ".join(format_share(share) for share in shares)
-
-
-def _judge_reading(claim: Reads, rows: Mapping[str, Scores], original: int, target: int) -> Finding:
-    rule = f"{arm_name(claim.arm)} predicts positions beyond the original length better than {arm_name(claim.other)}"
-    found = []
-    for text in rows[claim.arm].texts(target):
-        place = (rows[claim.other], text, target, original, target)
-        if difference := rows[claim.arm].difference(*place):
-            seeds = rows[claim.arm].each_difference(*place)
-            told = f", {min(seeds):+.3f} to {max(seeds):+.3f} by seed" if len(seeds) > 1 else ""
-            found.append((max(difference.high, *seeds), f"{difference} nats a token{told} ({text})"))
-    if not found:
-        return Finding(rule)
-    high, told = max(found)
-    return Finding(rule, high < 0, told)
-
-
-def _judge_level(claim: Holds, row: Scores, original: int, target: int) -> Finding:
+def _judge_level(claim: Holds, rows: Rows, original: int, target: int) -> Finding:
+    row = rows[claim.row]
     bounds = [f"at least {claim.least:g} x"] * (claim.least > 0)
     bounds += [f"at most {claim.most:g} x"] * (claim.most < float("inf"))
-    rule = f"{arm_name(claim.arm)}'s perplexity rises to {' and '.join(bounds)} that at the original length"
+    rule = f"{arm_name(claim.row)}'s perplexity rises to {' and '.join(bounds)} that at the original length"
     ratios = []
-    for text, curve in row.curves().items():
+    for text in dict.fromkeys(text for text, _ in row.segments):
+        curve = row.first_tokens(text)
         beyond = {length: value for length, value in curve.items() if original < length <= target}
         if original in curve and beyond:
             length = max(beyond, key=lambda n: beyond[n])
@@ -195,23 +126,32 @@ def _judge_level(claim: Holds, row: Scores, original: int, target: int) -> Findi
     if not ratios:
         return Finding(rule)
     ratio, length, text = max(ratios) if claim.most < float("inf") else min(ratios)
-    return Finding(rule, claim.least <= ratio <= claim.most, f"{ratio:.3f} times at {length:,} ({text})")
+    return Finding(rule, claim.least <= ratio <= claim.most, f"{ratio:.3f} times at {length:,}, {text}")
 
 
-def _judge_ability(claim: Keeps, rows: Mapping[str, Scores], original: int) -> Finding:
-    points = f"{100 * claim.accuracy:g} point{'s' if claim.accuracy != 0.01 else ''}"
+def _judge_ability(claim: Keeps, rows: Rows, original: int, target: int) -> Finding:
     rule = (
-        f"{arm_name(claim.arm)} loses at most {claim.loss:g} nats and {points} of next-token accuracy against "
-        f"{arm_name(claim.other)}, inside the original length"
+        f"{arm_name(claim.row)} loses at most {claim.loss:g} nats and {claim.accuracy:g} of next-token accuracy "
+        f"against {arm_name(claim.other)}, inside the original length"
     )
-    found = []
-    for text in rows[claim.arm].texts(original):
-        place = (rows[claim.other], text, original, 0, original)
-        loss, right = (rows[claim.arm].difference(*place, sums) for sums in ("nll", "hits"))
-        if loss and right:
-            kept = loss.high <= claim.loss and right.low >= -claim.accuracy
-            found.append((kept, -loss.high, f"{loss} nats, {right.times(100)} points of accuracy ({text})"))
+    found: list[tuple[bool, float, str]] = []
+    for text, length in rows[claim.row].segments:
+        if length == original:
+            loss, right = (rows[claim.row].difference(rows[claim.other], text, original, s) for s in _SUMS)
+            if loss and right:
+                kept = loss.high <= claim.loss and right.low >= -claim.accuracy
+                found.append((kept, -loss.high, f"{loss} nats, {right.times(100)} points of accuracy, {text}"))
     if not found:
         return Finding(rule)
     kept, _, told = min(found)
     return Finding(rule, kept, told)
+
+
+_JUDGES: Mapping[type[Claim], Callable[[Any, Rows, int, int], Finding]] = {
+    Lower: _judge_order,
+    Falls: _judge_fall,
+    Finds: _judge_passkey,
+    FindsMore: _judge_more_passkeys,
+    Holds: _judge_level,
+    Keeps: _judge_ability,
+}

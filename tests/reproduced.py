@@ -18,12 +18,6 @@ def sliding(
     )
 
 
-def pooled(value: float, documents: int = 4, tokens: int | None = None, **more) -> ReadingRecord:
-    """A sum over documents, as older published records are."""
-    tokens = documents * 4095 if tokens is None else tokens
-    return sliding(value, document=f"{documents} documents", digest="", tokens=tokens, **more)
-
-
 def segments(
     *losses: Sequence[float] | float, edges: Sequence[int] = (1, 2048), hits: int = 1, count: int = 1, data: str = "x"
 ) -> list[ReadingRecord]:

@@ -1,4 +1,4 @@
-"""Lay out the texts of docs/reproduction.md: those to train on and those to measure on.
+"""Lay out more texts for the reproduction than the defaults: those to train on and those to measure on.
 
     python tools/reproduction_text.py PROSE OUT
 

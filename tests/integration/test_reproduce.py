@@ -1,13 +1,12 @@
-"""``python -m reproduction`` as users run it: each arm is trained once, pages come from records, a killed run goes on."""
+"""``python -m reproduction`` as users run it: each run is trained once, pages come from records, a killed run goes on."""
 
-import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from reproduction import costs, measured, reproduce
 from reproduction.__main__ import main
+from reproduction.exhibits import EXHIBITS
 from skipwise.results.records import read_records
 from tests import command_line
 from tests.tiny import checkpoint, corpus
@@ -15,15 +14,13 @@ from tests.tiny import checkpoint, corpus
 SMALL = {
     "data.held_out": 0.3,
     "training.max_steps": 2,
-    "training.batch_size": 2,
-    "training.per_device_train_batch_size": 2,
+    "training.batch_size": 8,
+    "training.per_device_train_batch_size": 4,
     "training.precision": "float32",
     "evaluation.documents": 1,
     "evaluation.windows": "[256, 512]",
-    "evaluation.segment_lengths": "[512]",
     "evaluation.prompt_trials": 0,
 }
-
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 run = partial(command_line.run, program=str(Path(__file__).parents[2] / "reproduction" / "__main__.py"), main=main)
@@ -37,91 +34,100 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         **SMALL,
         "model": checkpoint(tmp_path / "base", window=256),
         "data.source": corpus(tmp_path / "text", documents=16, words=500),
-        "data.min_tokens": 300,
         "evaluation.source": tmp_path / "text",
     }
     changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["--out", str(tmp_path / "out"), *changes]
 
 
-def arms(folder: Path) -> dict[str, bytes]:
-    """The records of each arm."""
-    return {arm.name: (arm / "results.jsonl").read_bytes() for arm in sorted((folder / "out" / "arms").iterdir())}
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in sorted(out.glob("arms/*/results.jsonl"))}
 
 
-def test_a_stopped_reproduction_goes_on_and_measures_nothing_twice(words, monkeypatch, capsys, tmp_path) -> None:
+def test_runs_are_trained_once_and_a_second_command_does_nothing(words, monkeypatch, capsys, tmp_path) -> None:
+    out = tmp_path / "out"
+    run(monkeypatch, "content", *words)
+    assert "| v = 0 |" in (out / "content.md").read_text()
+    assert "[content](content.md)" in (out / "reproduction.md").read_text()
+    before = contents(out)
+    assert len(before) == 3
+    assert not list(out.glob("arms/*/checkpoints"))
+    run(monkeypatch, "content", *words)
+    assert contents(out) == before
+    run(monkeypatch, "content", "--dry-run", *words)
+    assert capsys.readouterr().out.count("done ") == 3
+    run(monkeypatch, "chunks", *words, "--arm", "N = 2", "--arm", "original")  # N = 2 is v uniform
+    assert len(contents(out)) == 4
+    assert "[content](content.md)" in (out / "reproduction.md").read_text()
+
+
+def test_a_stopped_reproduction_goes_on(words, monkeypatch, tmp_path) -> None:
+    from reproduction import measured, reproduce
+
+    out, calls = tmp_path / "out", []
+
     def stop_at_the_second(made, *rest):
-        if (tmp_path / "out" / "arms").exists():
+        calls.append(made)
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return measured.make(made, *rest)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "make", stop_at_the_second)
-        with pytest.raises(SystemExit):
-            run(patch, "content", *words)
-    first = arms(tmp_path)
+    monkeypatch.setattr(reproduce, "make", stop_at_the_second)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "content", *words)
+    [(first, before)] = contents(out).items()
+    monkeypatch.setattr(reproduce, "make", measured.make)
     run(monkeypatch, "content", *words)
-    whole = arms(tmp_path)
-    assert len(first) == 1
-    assert len(whole) == 3
-    assert first.items() <= whole.items()
-    out = tmp_path / "out"
-    for arm in whole:
-        assert not (out / "arms" / arm / "checkpoints").exists()
-        kinds = {record.kind for record in read_records(out / "arms" / arm / "results.jsonl")}
-        assert kinds == {"training", "reading", "coverage"}
-        shutil.rmtree(out / "arms" / arm / "model")  # what is measured needs it no more
-    table = (out / "content.md").read_bytes()
+    whole = contents(out)
+    assert (len(whole), whole[first]) == (3, before)
+    results = out / "arms" / first / "results.jsonl"
+    readings = {record.key: record.nll for record in _readings(results)}
+    lines = before.decode().splitlines(keepends=True)
+    results.write_text("".join(line for line in lines if '"window": 512' not in line))
     run(monkeypatch, "content", *words)
-    assert arms(tmp_path) == whole
-    assert (out / "content.md").read_bytes() == table
-    run(monkeypatch, "coverage", *words)
-    page = (out / "reproduction.md").read_text()
-    assert all(f"[{name}]({name}.md)" in page for name in ("content", "coverage"))
-    for file in (tmp_path / "text").iterdir():
-        file.write_text(file.read_text().swapcase())
-    refused(monkeypatch, capsys, "content", *words)
-    assert arms(tmp_path) == whole
+    assert {record.key: record.nll for record in _readings(results)} == readings
+
+
+def _readings(results: Path) -> list:
+    return [record for record in read_records(results) if record.kind == "reading"]
 
 
 def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_path) -> None:
+    from reproduction import costs
+
     monkeypatch.setattr(costs, "FACTORS", (2,))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})
     monkeypatch.setattr(costs, "in_own_process", lambda function, *args: function(*args))
-    run(monkeypatch, "efficiency", *words, "--set", "evaluation.steps=[1, 2]")
-    for arm in (tmp_path / "out" / "arms").iterdir():
-        records = read_records(arm / "results.jsonl")
-        readings = [r for r in records if r.kind == "reading" and r.mode == "sliding" and r.window == 512]
-        (last,) = [r for r in readings if r.step == 2]
-        (final,) = [r for r in readings if r.step is None]
-        assert last.nll == pytest.approx(final.nll, rel=1e-6)
-        assert (last.tokens, last.document) == (final.tokens, final.document)
-    assert (tmp_path / "out" / "figures" / "efficiency-time.svg").exists()
+    run(monkeypatch, "efficiency", *words, "--arm", "pose")
+    text = (tmp_path / "out" / "efficiency.md").read_text()
+    assert "| perplexity after steps | 2 | paper 10 |" in text
+    assert "| seconds a step, target | 512 |" in text
+    readings = _readings(next((tmp_path / "out").glob("arms/*/results.jsonl")))
+    (last,) = [r for r in readings if r.step == 2 and r.window == 512]
+    (final,) = [r for r in readings if r.step is None and r.window == 512]
+    assert last.nll == pytest.approx(final.nll, rel=1e-6)
 
 
-def test_arms_and_settings_are_planned_by_name(words, monkeypatch, capsys) -> None:
-    for asked, named in (
-        (["main", "--scale", "paper"], "linear, 8x, pose"),
-        (["main", "--arm", "pose", "--setting", "linear, 16x", *words], "linear, 16x, pose, seed 0"),
-        (["families", "--setting", "GPT-J", *words], "GPT-J, linear, seed 0"),
-    ):
-        run(monkeypatch, *asked, "--dry-run")
-        assert named in capsys.readouterr().out
+def test_the_list_names_every_exhibit(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("reproduction.reproduce.total_seconds", lambda runs: 100.0)
+    run(monkeypatch)
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()} >= set(EXHIBITS)
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        (["contnet"], "content"),
-        (["main", "--scale", "papre"], "paper"),
-        (["main", "--arm", "posse"], "pose"),
-        (["main", "--setting", "linear, 9x"], "linear, 8x"),
-        (["main", "content", "--set", "training.batch_size=16"], "4,096"),
-        (["all", "--page-only", "--seeds", "2"], "--seeds"),
-    ],
-)
-def test_what_cannot_be_reproduced_is_refused(words, monkeypatch, capsys, tmp_path, asked, named) -> None:
-    more = [] if "--scale" in asked or "all" in asked else words
-    at = 2 if "content" in asked else 1
-    assert named in refused(monkeypatch, capsys, *asked[:at], *more, *asked[at:])
+def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "main", "coverage", "--scale", "paper", "--dry-run", "--out", str(tmp_path))
+    assert "linear, 8x, pose, seed 2, 131,072,000 tokens" in capsys.readouterr().out
+
+
+def test_what_cannot_be_reproduced_is_refused_before_any_training(words, monkeypatch, capsys, tmp_path) -> None:
+    for wrong in (["contnet"], ["main", "--scale", "papre"], ["main", "--arm", "posse"], ["main", "--set", "seed=3"]):
+        refused(monkeypatch, capsys, *wrong, *words)
+    refused(monkeypatch, capsys, "content", *words, "--set", "data.min_tokens=100k")  # longer than any document
     assert not (tmp_path / "out").exists()
+
+
+def test_changed_text_is_refused_and_not_mixed(words, monkeypatch, capsys, tmp_path) -> None:
+    command = ["content", "--arm", "v = 0", *words]
+    run(monkeypatch, *command)
+    (tmp_path / "text" / "more.txt").write_text("the sky is blue " * 200)
+    refused(monkeypatch, capsys, *command)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skipwise.evaluation import perplexity
+from skipwise.evaluation import perplexity, retrieval
 from skipwise.evaluation.perplexity import inference, logits_at
 from skipwise.evaluation.retrieval import Reader, go_on_together
 from skipwise.model.lora import adapt, stock_model
@@ -61,7 +61,7 @@ def drafts(written: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", families.NAMES)
 def test_decoding_behind_what_was_read_before(name, monkeypatch) -> None:
-    monkeypatch.setattr("_AT_ONCE", 4)
+    monkeypatch.setattr(retrieval, "_AT_ONCE", 4)
     # With tied embeddings a random model repeats its last token, whatever stands before.
     model = families.model(name, tie_word_embeddings=False).eval()
     reader = Reader(model)

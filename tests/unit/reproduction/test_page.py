@@ -1,63 +1,98 @@
-"""The published pages come out of the published records, and an archive gives back what was packed."""
+"""Pages say what was not run, without records and with some; an archive gives back what was packed."""
 
 import json
-from dataclasses import replace
 
 import pytest
+import yaml
 
-from reproduction.archive import ARCHIVE, DOCS, pack, unpack
+from reproduction.archive import DOCS, pack, unpack
 from reproduction.exhibits import EXHIBITS
-from reproduction.page import _section, read_notes
-from reproduction.reproduce import NOTES, Asked
-from reproduction.runs import seeds_in
-from reproduction.scales import SCALES
+from reproduction.page import write_pages
+from reproduction.reproduce import publish_pages
+from reproduction.runs import SCALES, plan_runs, seeds_in
+from skipwise.cli.terminal import new_console
 from skipwise.errors import RunError
+from skipwise.results.records import append_record
+from tests.reproduced import segments, sliding, trials
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """The published records as a folder, and the arms of each exhibit."""
-    out = tmp_path_factory.mktemp("published")
-    known = unpack(ARCHIVE, out)
-    asked = Asked(["all"], replace(SCALES["nano"], bases=known.bases), seeds_in(out), known.changes)
-    return out, {name: asked.plan(name) for name in EXHIBITS}
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """A folder with records of a few rows of every kind of table, two seeds of some."""
+    monkeypatch.setattr("reproduction.page.coverage_section", lambda figures: ("", []))
+    out = tmp_path / "out"
+    for name, rows in (
+        ("passkey", ("original", "pose", "short")),
+        ("families", ("original", "linear")),
+        ("original-ability", ("original", "pose")),
+        ("efficiency", ("full", "pose")),
+    ):
+        for run in plan_runs(EXHIBITS[name], SCALES["nano"], out, seeds=(0, 1), changes={"evaluation.source": ["x"]}):
+            if run.row not in rows or run.block not in ("linear, 8x", "GPT-J"):
+                continue
+            records = [sliding(9.0, window=w, document=d) for w in (256, 2048) for d in "ab"]
+            records += [sliding(9.0 - n / 100, window=2048, step=n) for n in (10, 400) if name == "efficiency"]
+            records += segments(2.0, 1.9, edges=(1, 256)) + segments((2.0, 1.9), (2.1, 1.8), edges=(1, 256, 2048))
+            records += [t for n in (256, 2048) for t in trials(40 + run.recipe.seed, 50, run.recipe.seed, n)]
+            folder = run.folder(out)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                (folder / "recipe.yaml").write_text(
+                    yaml.safe_dump({"seed": run.recipe.seed, "model": run.recipe.model})
+                )
+                (folder / "run.json").write_text(json.dumps({"training": {"seconds": 36}, "command": "with paths"}))
+            append_record(folder / "results.jsonl", *records)
+    return out
 
 
-@pytest.mark.parametrize("name", [name for name in EXHIBITS if name != "coverage"])
-def test_the_published_pages_agree_with_the_published_records(published, tmp_path, name) -> None:
-    """If this fails: make reproduce ARGS="all --page-only"."""
-    out, plans = published
-    text = _section(EXHIBITS[name], plans[name], out, tmp_path)[0]
-    page = (DOCS / "reproduction" / f"{name}.md").read_text()
-    title, _, body = text.partition("\n\n")
-    assert page == f"{title}\n\n{read_notes(NOTES)[name]}\n\n{body}"
-    drawn = {path.name: path.read_bytes() for path in (tmp_path / "figures").glob("*.csv")}
-    assert drawn == {name: (DOCS / "reproduction" / "figures" / name).read_bytes() for name in drawn}
+def pages(out, folder, changes) -> dict[str, str]:
+    plans = {
+        name: plan_runs(EXHIBITS[name], SCALES["nano"], out, seeds=seeds_in(out), changes=changes) for name in EXHIBITS
+    }
+    write_pages(plans, out, folder / "reproduction", folder / "reproduction.md")
+    return {path.stem: path.read_text() for path in folder.rglob("*.md")}
 
 
-def test_no_published_arm_is_lost(published) -> None:
-    out, plans = published
-    planned = {run.folder(out).name for runs in plans.values() for run in runs}
-    assert {arm.name for arm in (out / "arms").iterdir()} <= planned
+def test_without_records_every_claim_stands_on_the_scoreboard_as_not_run_yet(tmp_path, out) -> None:
+    text = pages(tmp_path / "none", tmp_path / "docs", {})
+    board = [line for line in text["reproduction"].splitlines() if line.startswith("| [")]
+    assert all(line.endswith("| not run yet |") for line in board)
+    assert {line.split("]")[0].removeprefix("| [") for line in board} == set(EXHIBITS) - {"coverage"}
+    assert all("Not run yet." in text[name] for name in EXHIBITS if name != "coverage")
 
 
-def test_an_archive_gives_back_what_was_packed_and_the_same_bytes(tmp_path) -> None:
-    out, archive, again = tmp_path / "out", tmp_path / "records.jsonl.zst", tmp_path / "again"
-    arm = out / "arms" / "pose-1"
-    arm.mkdir(parents=True)
-    (arm / "recipe.yaml").write_text("model: /home/me/.cache/bases/GPT-J-12ab/model\nseed: 2\n")
-    (arm / "run.json").write_text(json.dumps({"seed": 2, "command": "with paths"}))
-    records = [{"schema": 2, "kind": "training"}, {"schema": 2, "kind": "coverage"}]
-    (arm / "results.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    (out / "costs.jsonl").write_text('{"kind": "cost"}\n')
-    pack(out, archive, {"data.source": "train"})
-    known = unpack(archive, again)
-    assert (seeds_in(again), known.bases, known.changes) == ([2], {"GPT-J": "GPT-J-12ab"}, {"data.source": "train"})
-    assert json.loads((again / "arms" / "pose-1" / "run.json").read_text()) == {"seed": 2}
-    assert (again / "arms" / "pose-1" / "results.jsonl").read_text() == f"{json.dumps(records[0])}\n"
-    before = archive.read_bytes()
-    pack(again, archive, known.changes)
-    assert archive.read_bytes() == before
-    archive.write_bytes(before[:50])
+def test_with_some_records_their_tables_stand_beside_the_papers_numbers(tmp_path, out) -> None:
+    text = pages(out, tmp_path / "docs", {"evaluation.source": ["x"]})
+    assert "| PoSE | 81% (80% to 82%) | 81% (80% to 82%) | 90-100% | 90-100% |" in text["passkey"]
+    assert "| RandPos | not run yet | – |" in text["passkey"]
+    assert "| linear | 7.77 | 6.52 | 9.12 | 7.84 |" in text["families"]
+    assert "+0.000 [+0.000, +0.000]" in text["original-ability"]
+    assert "| PoSE | 8.90 | 5.00 | 5.68 |" in text["efficiency"]
+    assert "[passkey](reproduction/passkey.md)" in text["reproduction"]
+    assert (tmp_path / "docs" / "reproduction" / "figures" / "passkey-linear-8x.svg").exists()
+
+
+def test_an_archive_gives_back_what_was_packed_without_paths(tmp_path, out, monkeypatch) -> None:
+    archive, again, changes = tmp_path / "records.jsonl.zst", tmp_path / "again", {"evaluation.source": ["x"]}
+    pack(out, archive, changes)
+    assert unpack(archive, again) == changes
+    assert pages(again, tmp_path / "b", changes) == pages(out, tmp_path / "a", changes)
+    told = "".join(path.read_text() for path in again.rglob("*") if path.is_file())
+    assert str(tmp_path) not in told
+    assert "with paths" not in told
+    publish_pages(new_console(), tmp_path / "docs", archive)
+    assert (tmp_path / "docs" / "reproduction.md").read_text() == (tmp_path / "a" / "reproduction.md").read_text()
+    with pytest.raises(RunError):  # they are of no exhibit
+        pack(out, archive, {"training.max_steps": 3})
+    archive.write_bytes(archive.read_bytes()[:50])
     with pytest.raises(RunError):
         unpack(archive, tmp_path / "damaged")
+
+
+def test_the_published_pages_are_those_of_the_published_records(tmp_path) -> None:
+    """If this fails: make reproduce ARGS="all --page-only"."""
+    publish_pages(new_console(), tmp_path)
+    for path in [tmp_path / "reproduction.md", *(tmp_path / "reproduction").glob("*.md")]:
+        assert (DOCS / path.relative_to(tmp_path)).read_text() == path.read_text()
+    with pytest.raises(RunError):
+        write_pages({}, tmp_path, tmp_path / "reproduction.md", tmp_path / "index.md")

@@ -1,89 +1,98 @@
-"""Every exhibit resolves into arms that train on equal tokens; a run is shared by what decides it."""
+"""Every exhibit resolves into rows of the paper's method; a run is shared by what decides it."""
+
+from pathlib import Path
 
 import pytest
 
-from reproduction.claims import arms_of
-from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED
-from reproduction.runs import plan_runs
-from reproduction.scales import SCALES
-from reproduction.selection import chosen_exhibits, require_same_budget, require_undecided, select
+from reproduction.bases import BASES
+from reproduction.claims import rows_of
+from reproduction.exhibits import EXHIBITS
+from reproduction.runs import SCALES, distinct, plan_runs, require_undecided, select
 from skipwise.errors import RecipeError
 from tests.tiny import checkpoint
 
 MAIN = ("main", "linear, 8x", "pose")
+PASSKEY = ("passkey", "yarn, 8x", "pose")
 
 
-def runs(name: str, seeds=(0,), scale="nano", **changes):
-    return plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=changes)
+def runs(name: str, seeds=(0,), scale="nano", out="/out", **changes):
+    return plan_runs(EXHIBITS[name], SCALES[scale], Path(out), seeds=seeds, changes=changes)
 
 
-def one(name: str, label: str, variant: str, **changes):
-    [run] = [r for r in runs(name, **changes) if (r.setting, r.variant) == (label, variant)]
+def one(name: str, block: str, row: str, **changes):
+    [run] = [r for r in runs(name, **changes) if (r.block, r.row) == (block, row)]
     return run
 
 
 @pytest.mark.parametrize("scale", sorted(SCALES))
 @pytest.mark.parametrize("name", sorted(EXHIBITS))
-def test_every_exhibit_resolves_and_names_its_own_variants(name: str, scale: str) -> None:
+def test_every_exhibit_resolves_and_names_its_own_rows(name: str, scale: str) -> None:
     exhibit, rows = EXHIBITS[name], runs(name, scale=scale)
-    settings = [setting for setting in exhibit.settings if scale == "nano" or not setting.miniature]
-    assert len(rows) == sum(len(setting.only or exhibit.variants) for setting in settings)
-    assert len({(run.setting, run.variant) for run in rows}) == len(rows)
+    assert len({(run.block, run.row) for run in rows}) == len(rows)
+    assert len(rows) == sum(len(exhibit.rows_in(block)) for block in exhibit.blocks)
     for claim in exhibit.claims:
-        assert set(arms_of(claim)) <= set(exhibit.variants)
-    for setting in exhibit.settings:
-        for published in setting.published.values():
-            assert set(published) <= {*exhibit.variants, *BASELINES, *TRAINED}
+        assert any(claim in exhibit.claims_in(block) for block in exhibit.blocks), rows_of(claim)
 
 
-def test_arms_train_on_equal_tokens_and_baselines_on_none_once() -> None:
-    for run in runs("main"):
-        assert run.tokens == (400 * 16 * 256 if run.trained else 0)
-        assert not run.trained or run.recipe.data.min_tokens == run.recipe.target
-    tokens = {run.variant: run.tokens for run in runs("gap") if run.setting == "yarn, 8x"}
-    assert {t for name, t in tokens.items() if "steps" not in name} == {400 * 16 * 256}
-    assert {t for name, t in tokens.items() if "steps" in name} == {800 * 16 * 256}
-    seeds = [(run.variant in BASELINES, run.recipe.seed) for run in runs("passkey", seeds=(0, 1))]
-    assert sorted(set(seeds)) == [(False, 0), (False, 1), (True, 0)]
+@pytest.mark.parametrize("name", sorted(set(EXHIBITS) - {"coverage"}))
+def test_every_trained_row_is_the_papers_method_with_windows_of_the_original_length(name: str) -> None:
+    rows = runs(name, seeds=())
+    assert {run.recipe.seed for run in rows if run.trained} == set(range(EXHIBITS[name].seeds))
+    assert {run.recipe.seed for run in rows if not run.trained} <= {0}
+    for run in (run for run in rows if run.trained):
+        recipe, scheme = run.recipe, run.recipe.positions.scheme
+        assert (recipe.method, recipe.data.train_jumps, recipe.positions.contiguous) == ("paper", True, 0)
+        assert recipe.positions.content == {"v = 0": "zero", "v = u": "aligned"}.get(run.row, "paper")
+        assert (recipe.training.max_steps, recipe.training.batch_size, recipe.data.min_tokens) == (400, 16, None)
+        assert run.tokens == 400 * 16 * (run.target if scheme == "full" else run.original)
 
 
-def test_a_run_is_shared_by_what_decides_it(tmp_path, monkeypatch) -> None:
+def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
     def key(*which: str, **changes) -> str:
-        return str(one(*which, **changes).folder(tmp_path))
+        return one(*which, **changes).key
 
     pose = key(*MAIN)
-    assert key("interpolation", "linear, 8x", "pose") == key(*MAIN, **{"evaluation.documents": 2}) == pose
+    for other in (("interpolation", *MAIN[1:]), ("passkey", *MAIN[1:]), ("chunks", MAIN[1], "N = 2")):
+        assert key(*other, **{"evaluation.documents": 2}) == pose
     assert key(*MAIN, **{"training.learning_rate": 1e-3}) != pose
     assert key("main", "linear, 16x", "pose") != pose
-    assert key(*MAIN, **{"evaluation.steps": [1, 2]}) != pose  # only training itself can give them
-    for arm in BASELINES:
-        assert key("main", "linear, 8x", arm, **{"training.max_steps": 7}) == key("main", "linear, 8x", arm)
-    assert key("interpolation", "yarn, 8x", "original") == key("main", "linear, 8x", "original")
-    models = [checkpoint(tmp_path / str(width), 256, hidden_size=width) for width in (32, 48)]
-    assert key(*MAIN, model=str(models[0])) != key(*MAIN, model=str(models[1]))
-    family = key("families", "GPT-J", "yarn")
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "elsewhere"))
-    assert key("families", "GPT-J", "yarn") == family
+    assert key("efficiency", *MAIN[1:]) != pose  # only training itself can measure its steps
+    assert key("main", "yarn, 8x", "original") == key("main", "linear, 8x", "original", **{"training.max_steps": 7})
+    models = [str(checkpoint(tmp_path / str(width), 256, hidden_size=width)) for width in (32, 48)]
+    assert key(*MAIN, model=models[0]) != key(*MAIN, model=models[1])
+    assert key("families", "GPT-J", "yarn", out="/elsewhere") == key("families", "GPT-J", "yarn")
+    assert len(distinct([runs("content"), runs("content")])) == len(runs("content"))
 
 
-@pytest.mark.parametrize(
-    ("exhibit", "key"), [("main", "interpolation"), ("main", "seed"), ("content", "positions.content")]
-)
-def test_what_makes_a_row_cannot_be_changed(exhibit, key) -> None:
-    with pytest.raises(RecipeError):
-        require_undecided(["coverage", exhibit], ["data.source", key])
-    require_undecided(["main"], ["positions.content", "training.learning_rate"])
+def test_what_is_measured_follows_the_exhibit_and_what_the_user_changes() -> None:
+    rule = one(*PASSKEY).recipe.evaluation
+    assert rule.prompt_lengths == [256, 512, 1024, 2048, 3072, 4096]
+    assert (rule.prompt_trials, rule.source, rule.windows[-1]) == (50, ["stdlib", "pydoc"], 2048)
+    changed = one(*PASSKEY, **{"evaluation.prompt_trials": 3, "evaluation.source": ["x"]}).recipe.evaluation
+    assert (changed.prompt_trials, changed.source) == (3, ["x"])
+    assert one("efficiency", *MAIN[1:], **{"training.max_steps": 50}).recipe.evaluation.steps == [10, 30, 50]
+    extreme = one("extreme", "48x", "linear").recipe.evaluation
+    assert (extreme.windows, extreme.stride, extreme.tokens_per_document) == ([4096, 8192, 12288], 2048, 12288)
+    assert one("original-ability", "yarn, 64x", "pose").recipe.evaluation.segment_lengths == [256]
 
 
-def test_arms_are_chosen_as_the_tables_write_them_and_of_unequal_budget_refused() -> None:
-    main = {"main": runs("main", **{"training.batch_size": 12})}
-    with pytest.raises(RecipeError):
-        require_same_budget(main)
-    kept = select(main, ["PoSE", "PI-only"], ["linear, 8x"])
-    assert [run.variant for run in kept["main"]] == ["pi-only", "pose"]
-    require_same_budget(kept)
-    for arms, settings in ((["posse"], []), (["cream"], ["yarn, 8x"])):
+def test_families_begin_from_a_base_of_their_own_and_at_full_size_from_the_papers() -> None:
+    models = {run.block: run for run in runs("families")}
+    assert (models["LLaMA"].recipe.model, models["LLaMA"].base) == ("nano", "")
+    for family, base in BASES.items():
+        assert (models[family].base, models[family].original, models[family].target) == (family, base.window, 2048)
+    assert not any(run.base for run in runs("families", model="nano"))
+    papers = {run.block: run for run in runs("families", scale="paper")}
+    assert {run.target for run in papers.values()} == {16384}
+
+
+def test_what_makes_a_row_is_chosen_by_the_tables_names_and_not_changed() -> None:
+    for key in ("method", "positions.content"):
         with pytest.raises(RecipeError):
-            select({"main": runs("main"), "interpolation": runs("interpolation")}, arms, settings)
-    with pytest.raises(RecipeError):
-        chosen_exhibits(["mian"])
+            require_undecided(["data.source", key])
+    require_undecided(["training.learning_rate"])
+    kept = select({"main": runs("main")}, ["PoSE", "short"], ["linear, 8x"])
+    assert [run.row for run in kept["main"]] == ["pose", "short"]
+    for rows, blocks in ((["posse"], []), ([], ["yarn, 9x"])):
+        with pytest.raises(RecipeError):
+            select({"main": runs("main")}, rows, blocks)
