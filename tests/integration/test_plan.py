@@ -86,9 +86,8 @@ def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch
 def test_what_cannot_fit_is_printed(model, monkeypatch, capsys) -> None:
     _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB")
     assert "--gpu-memory" in printed.split("does not fit")[1]
-    for memory, fits in (("80GB", True), ("5GB", False)):
-        _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", memory)
-        assert ("passkey prompts of 65,536" in " ".join(printed.split())) == (not fits)
+    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "5GB")
+    assert "passkey prompts of 65,536" in " ".join(printed.split())
 
 
 def test_coverage_of_the_paper(model, monkeypatch, capsys) -> None:
