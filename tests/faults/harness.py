@@ -59,6 +59,7 @@ _SETTINGS = {
     "evaluation.prompt_trials": 1,
     "evaluation.segments": 1,
     "evaluation.arms": "[trained]",
+    "evaluation.other": "false",
 }
 _EXTEND = ["extend", "../base", "--data", "../text", "--out", "run"]
 _EXTEND += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]

@@ -68,27 +68,6 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
     assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
 
 
-def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_path: Path) -> None:
-    run_recipe = load_recipe("nano", {"target": "1k", "seed": 7})
-    dump_recipe(run_recipe, tmp_path / "recipe.yaml")
-    seen = []
-    monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **_: seen.append(recipe))
-    run(monkeypatch, "extend", "--resume", "--out", tmp_path, "--set", "evaluation.windows=[256, 512]")
-    changed = run_recipe.evaluation.model_copy(update={"windows": [256, 512]})
-    assert seen == [run_recipe.model_copy(update={"evaluation": changed})]
-
-
-def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:
-    def stop(*args, **kwargs) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("skipwise.extend.extend", stop)
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, "extend")
-    assert end.value.code == 130
-    assert "--resume" in capsys.readouterr().err
-
-
 def test_the_version_is_printed(monkeypatch, capsys) -> None:
     run(monkeypatch, "--version")
     assert capsys.readouterr().out == f"skipwise {skipwise.__version__}\n"

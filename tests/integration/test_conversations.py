@@ -9,7 +9,7 @@ from skipwise.data.tokenising import build_token_store
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
-from tests.command_line import refused, run
+from tests.command_line import run
 from tests.integration.test_extend import command
 from tests.tiny import checkpoint, corpus
 
@@ -64,9 +64,3 @@ def test_long_conversations_train_their_short_answers(tmp_path: Path, base: Path
     assert "left out 1 document" in " ".join(capsys.readouterr().out.split())
     assert list(trained(tmp_path / "out")) == [1, 2, 3, 4]
     assert all(loss > 0 for loss in trained(tmp_path / "out").values())
-
-
-def test_a_scheme_that_cannot_pack_says_what_to_set(tmp_path: Path, base: Path, changes, monkeypatch, capsys) -> None:
-    chat = conversations(tmp_path, 40, "What is #?", "It.")
-    words = command(base, chat, tmp_path / "out", **changes, **{"positions.scheme": "cream"})
-    assert "data.min_tokens=400" in refused(monkeypatch, capsys, *words)

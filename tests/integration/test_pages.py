@@ -27,7 +27,11 @@ pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 ROOT = Path(__file__).parents[2]
 README, LIBRARY, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "library.md", ROOT / "docs" / "tutorials"
 HELD_OUT = ("calendar.py", "traceback.py")
-QUICK = {"evaluation__other": "false", "interpolation": "yarn"}  # no search for a better one
+QUICK = {
+    "evaluation__arms": "[trained]",
+    "evaluation__other": "false",
+    "interpolation": "yarn",
+}  # no search for a better one
 _TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"

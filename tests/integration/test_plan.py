@@ -42,30 +42,22 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
     [
         ("--gpu-memory 24GiB", "fits in 25.8 GB", ["yes", "yes"]),
         ("--gpu-memory 8GB --gpus 8", "fits in 8.0 GB", ["yes", "no"]),
-        ("--gpus 8", "optimizer, each GPU", ["1.0 GB", "1.0 GB"]),  # 12 bytes a parameter over eight
         ("--set training.optim=adamw_8bit", "optimizer, each GPU", ["2.1 GB"] * 2),  # a fifth of it is an embedding
         ("--set lora.base=float32", "weights, each GPU", ["2.7 GB", "2.7 GB"]),
         ("--set lora.base=4bit", "weights, each GPU", ["745.8 MB", "745.8 MB"]),  # half of this model is embeddings
         ("--set positions.scheme=full --set training.batch_size=8", "windows a step", ["8 of 16k"]),
-        ("--gpus 8 --set training.batch_size=16", "windows a step", ["16 of 2k", "8 of 16k"]),  # one on each at least
     ],
 )
 def test_what_is_set_is_planned(model, monkeypatch, capsys, words: str, line: str, cells: list[str]) -> None:
     assert planned(monkeypatch, capsys, model, "--target", "16k", *words.split())[0][line] == cells
 
 
-_EIGHT = "--set training.optim=adamw_8bit"
 _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.base=4bit"
 
 
 @pytest.mark.parametrize(
     ("memory", "words", "change"),
-    [
-        ("14.5GB", [], _LOW),
-        ("11.5GB", [], f"{_LOW} {_EIGHT}"),
-        ("3.5GB", [], f"{_LOW} {_LORA}"),
-        ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16"),
-    ],
+    [("14.5GB", [], _LOW), ("3.5GB", [], f"{_LOW} {_LORA}"), ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16")],
 )
 def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
     model, monkeypatch, capsys, memory: str, words: list[str], change: str
@@ -94,9 +86,8 @@ def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch
 def test_what_cannot_fit_is_printed(model, monkeypatch, capsys) -> None:
     _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB")
     assert "--gpu-memory" in printed.split("does not fit")[1]
-    for memory, fits in (("80GB", True), ("5GB", False)):
-        _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", memory)
-        assert ("passkey prompts of 65,536" in " ".join(printed.split())) == (not fits)
+    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "5GB")
+    assert "passkey prompts of 65,536" in " ".join(printed.split())
 
 
 def test_coverage_of_the_paper(model, monkeypatch, capsys) -> None:
