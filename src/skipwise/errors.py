@@ -109,9 +109,12 @@ def at_least(what: str, value: Any, least: int) -> None:
 def out_of_room(error: Exception) -> int | None:
     """Return the system's code of a full disk, a quota or a file size limit; None for another error.
 
-    The code is found in the message: torch.save and safetensors have types of their own.
+    The code is found in the message: torch.save and safetensors have types of their own. On a full disk torch.save may
+    raise an error of its stream without the code.
     """
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in ("unexpected pos", "iostream error")):
+        return errno.ENOSPC
     return next((code for code in codes if os.strerror(code) in str(error)), None)
 
 

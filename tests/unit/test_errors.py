@@ -1,12 +1,13 @@
 """What is kept of another library's message, what it means, and how missing packages are named."""
 
+import errno
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
 from skipwise import errors
-from skipwise.errors import out_of_memory, pip_install, reason
+from skipwise.errors import out_of_memory, out_of_room, pip_install, reason
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,11 @@ def test_the_packages_of_an_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(errors, "requires", absent)
     assert pip_install("lora") == "pip install -e '.[lora]'"
+
+
+@pytest.mark.parametrize(
+    "words", ["[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0", "basic_ios::clear: iostream error"]
+)
+def test_a_stream_of_torch_that_ends_is_a_full_disk(words: str) -> None:
+    assert out_of_room(RuntimeError(words)) == errno.ENOSPC
+    assert out_of_room(ValueError(words)) is None
