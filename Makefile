@@ -35,11 +35,12 @@ test-engines:  ## checkpoints read by transformers 4 and 5, vLLM and llama.cpp, 
 test-faults: $(VENV)/.installed-dev  ## kills, full disks, damaged files, two commands at once: the long form, half an hour
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.bench $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
+lint: $(VENV)/.installed-dev  ## style, types, which module may import which, and plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/words.py
 
 site: .venv-site/.installed  ## build the documents' site into site/; a broken link stops it
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --clean

@@ -11,7 +11,7 @@ import tokenize
 from pathlib import Path
 
 BANNED = re.compile(
-    r"\b(sa(?:ys?|id)|tells?|told|whose|beside|behind|stands?|stood|as it is|of its own|what came out|earlier (?:weights|versions?|method|runs?)|way out"
+    r"\b((?<!they'll )sa(?:ys?|id)|tells?|told|whose|beside|behind|stands?|stood|as it is|of its own|what came out|earlier (?:weights|versions?|method|runs?)|way out"
     r"|is no name|believes?|laid out|anew|a want of|all the same|at the most|so many|such a one)\b",
     re.I,
 )

@@ -27,7 +27,7 @@ def skipwise(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Extend the context window of a RoPE language model by training on short windows whose positions skip."""
+    """Extend the context window of a RoPE language model by training on short windows with skipped positions."""
 
 
 for command in (

@@ -23,7 +23,7 @@ from skipwise.results.files import is_shared
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
-_PEER_LOST = ("by peer", "NCCL")  # in what gloo and NCCL say of a process that is gone
+_PEER_LOST = ("by peer", "NCCL")  # in messages of gloo and NCCL about a lost process
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _EVERY = 10.0  # seconds
@@ -40,7 +40,7 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not os.environ.get("OMP_WAIT_POLICY"):
-        # A thread of OpenMP spins while it waits for the others. Beside another program one of them has no core, and all spin for
+        # A thread of OpenMP spins while it waits for the others. Next to another program one of them has no core, and all spin for
         # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if trains:
@@ -78,7 +78,7 @@ def explained(command: str = "") -> Iterator[None]:
             yield
     except SkipwiseError as error:
         rank = _rank()
-        if rank != "0" and not isinstance(error, PeerError):  # of several processes one says it
+        if rank != "0" and not isinstance(error, PeerError):  # of several processes one prints it
             raise SystemExit(1) from None
         raise _refused(f"process {rank}: {error}" if isinstance(error, PeerError) else str(error)) from None
     except (OSError, RuntimeError, MemoryError) as error:
@@ -88,7 +88,7 @@ def explained(command: str = "") -> Iterator[None]:
             if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
                 raise
             raise _refused(
-                "another process of this run has ended, and what it printed says why; the same command with --resume goes on "
+                "another process of this run has ended, and printed why; the same command with --resume goes on "
                 "in as many processes"
             ) from None
         where = f" ({error.filename})" if error.filename else ""
@@ -117,7 +117,7 @@ def explained(command: str = "") -> Iterator[None]:
 
 
 def _rank() -> str:
-    """The number of this process; a variable that another job left says nothing where one process was started."""
+    """The number of this process; a variable that another job left is ignored in a single process."""
     return os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
 
 
@@ -177,7 +177,7 @@ def _sigterm_as_ctrl_c(terminated: list[int]) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc and torch to keep freed memory; call before the first tensor is made. Elsewhere a no-op."""
+    """Make glibc and torch keep freed memory; call before the first tensor is made. Elsewhere a no-op."""
     if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -202,7 +202,7 @@ def _give_back_growth(libc: ctypes.CDLL) -> None:
 
 
 def _resident_bytes() -> float:
-    """The memory that the process holds (proc_pid_statm(5)); infinite where the system does not say."""
+    """The memory that the process holds (proc_pid_statm(5)); infinite where the system has no such file."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:

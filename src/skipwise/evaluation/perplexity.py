@@ -117,7 +117,7 @@ def sliding_scores(
 ) -> Iterator[TokenScores]:
     """Score every token but the first of every document, in sliding windows.
 
-    A document's scores are yielded as soon as it is read. Short documents, and windows of one shape, share a forward pass.
+    A document's scores are yielded once it is read. Short documents, and windows of one shape, share a forward pass.
     Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, its sums float64.
     ``on_progress`` gets the tokens of each batch; their sum is ``fed_tokens``.
 

@@ -28,7 +28,7 @@ class Window:
 
     @property
     def context(self) -> int:
-        """How many tokens stand before the first target, the least context of any target here."""
+        """How many tokens are before the first target, the least context of any target here."""
         return self.scored_from - self.begin
 
 
@@ -55,7 +55,7 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
 def position_buckets(length: int, original: int) -> list[int]:
     """Return the edges of position buckets in ``length`` tokens: a quarter of the original length, doubled to the end.
 
-    Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing stands
+    Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing comes
     before the token at 0. The original length is always an edge, also if it is no multiple of four.
     """
     edges, edge = {1, length}, max(2, original // 4)

@@ -350,7 +350,7 @@ def _one_layer(config: PretrainedConfig, device: torch.device) -> Iterator[PreTr
         if isinstance(values := getattr(text, listed, None), list):
             setattr(text, listed, values[:1])
     try:
-        with torch.device("meta"):  # its weights are not drawn: the config may say how, and wrongly
+        with torch.device("meta"):  # its weights are not drawn: the config's rule may be wrong
             model = AutoModel.from_config(text, dtype=torch.float32)
         model.to_empty(device=device).train()
         for tensor in (*model.parameters(), *model.buffers()):

@@ -235,7 +235,7 @@ class ReportData:
 
     @property
     def ruler_name(self) -> str:
-        """``RULER``, or ``RULER-style`` with a stand-in text."""
+        """``RULER``, or ``RULER-style`` with another text."""
         return "RULER-style" if self.stand_in_tasks else "RULER"
 
 

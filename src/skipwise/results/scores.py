@@ -1,8 +1,8 @@
 """Verdicts on a model: its effective length, its scores in RULER, and in the benchmarks of PoSE's paper.
 
 The effective length has one rule for reports, ``evaluate`` and model cards. A length passes if the passkeys are found, and
-if far positions are predicted no worse than the base predicts the same tokens inside its own window. A condition whose 95%
-interval crosses its limit is undecided: too little was measured.
+if far positions are predicted no worse than the base predicts the same tokens inside its own window. A condition is undecided if its 95%
+interval crosses its limit: too little was measured.
 
 RULER's scores are shares from 0 to 1, averaged over tasks. The average of a length is over the tasks measured at every length,
 so averages of several lengths compare. Benchmark scores are in per cent (the paper's Table 3).
@@ -247,7 +247,7 @@ class EffectiveLength:
 
     def _reads(self, original: int | None, target: int | None) -> str:
         if self.claimed(original) is None:
-            return "Too little was measured to say how far it reads"
+            return "Too little was measured for a verdict"
         if not self.tokens:
             return "Not extended: it fails the rule at the shortest length that was tested"
         if self.tokens <= (original or 0):
@@ -256,7 +256,7 @@ class EffectiveLength:
             return f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
         times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
         if self.unknown:
-            return f"Reads at least {self.tokens:,} tokens{times}; too little was measured to say more"
+            return f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
         reads = f"Reads {self.tokens:,} tokens{times}"
         if not target or self.tokens >= target:
             return reads

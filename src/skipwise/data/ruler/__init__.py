@@ -8,11 +8,11 @@ the same text as that of lm-evaluation-harness (``tests/parity/test_ruler.py``).
   steps of up to 500 units, and its ``fwe`` leaves no room for the answer.
 - ``cwe`` has RULER's example in front, which the harness draws and does not send. It is shuffled as RULER does it.
 - Essays are cut into sentences by a written rule (``sources.sentences``), not by NLTK's Punkt, which has to be
-  downloaded. It decides only where a needle may stand; the essays' words are the same.
-- Each prompt has an example of its own in ``vt``. The harness draws one for all prompts, and renames its variables.
+  downloaded. It decides only where a needle may be; the essays' words are the same.
+- Each prompt has its example in ``vt``. The harness draws one for all prompts, and renames its variables.
 - Where a prompt of ``vt`` or ``cwe`` does not fit, it gets smaller by a written rule, in ``tracing``.
 - Where essays or documents are too few for the length, they are repeated. ``cwe`` repeats its words more often.
-- A QA question whose documents do not fit gives way to the one 500 places later. RULER asks the first 500.
+- A QA question with documents that do not fit gives way to the one 500 places later. RULER asks the first 500.
 
 Needles keep their numbers at every length. A length that is too short for what was drawn is refused.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class RulerTask:
     """One of RULER's tasks: how its answers are scored, how its prompts are made."""
 
-    answer_tokens: int  # the model may write so many; RULER's tokens_to_generate
+    answer_tokens: int  # RULER's tokens_to_generate, the most that are written
     scored: Literal["all", "any"]  # the share of the answers found, in any case; or 1 if one of them is found
     forms: Callable[..., list[Form]]  # (request, **settings) -> ways to make the prompt; the first that fits is taken
     settings: Mapping[str, int] = field(default_factory=dict)  # what a name such as vt:hops=2 may change, and defaults
@@ -52,7 +52,7 @@ class RulerPrompt:
     ids: list[int]  # token ids of the prompt; its text ends with the beginning of the answer
     answers: tuple[str, ...]
     depth: float | None  # share of the haystack before the needle asked for, in [0, 1]; None if it has not one place
-    real_data: bool  # False if a text stood in for RULER's essays: such a result is "RULER-style", not "RULER"
+    real_data: bool  # False if another text replaced RULER's essays: such a result is "RULER-style", not "RULER"
 
 
 def _needles(haystack: needles.Haystack, key: needles.Kind, value: needles.Kind, **counts: int) -> RulerTask:
@@ -115,7 +115,7 @@ def ruler_prompt(
     Raises:
         RecipeError: the task or its setting is unknown, or the package with RULER's words is missing.
         DataError: the file with the questions is missing or damaged.
-        TooShortError: no prompt fits; the message says the shortest length.
+        TooShortError: no prompt fits; ``shortest`` is the least length.
     """
     found, settings = ruler_task(task)
     # 32 bits decide everything random in a prompt: draw number CRC-32(task) of (seed, length, trial).

@@ -98,7 +98,7 @@ def _line(rng: Random, kinds: Kinds) -> str:
 
 
 def _among_lines(rng: Random, needles: list[str], lines: list[str]) -> tuple[str, list[float]]:
-    """Put each needle before a line of its own, the first needle last; return the text and the needles' depths."""
+    """Put each needle before another line, the first needle last; return the text and the needles' depths."""
     places = sorted(rng.sample(range(len(lines)), len(needles)), reverse=True)
     context = list(lines)
     for place, needle in zip(places, needles, strict=True):

@@ -18,7 +18,7 @@ _TEMPLATE = (
     "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\n"
     "Question: {query} Answer:"
 )
-_ASKED = 500  # RULER asks the first 500 questions of a file; those behind them are spares
+_ASKED = 500  # RULER asks the first 500 questions of a file; the others are spares
 
 
 _ORIGINS = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
@@ -30,7 +30,7 @@ class Question:
 
     text: str
     answers: tuple[str, ...]
-    needed: list[int]  # the documents that always stand in the prompt
+    needed: list[int]  # the documents of every prompt
     related: list[int]  # other documents on the subject, which RULER takes before any others
 
 

@@ -65,14 +65,14 @@ class Form:
     draw: Callable[[int], Drawn]
     units: range
     tokens: float  # that a unit has, times four: the search begins with a prompt of a quarter of the length
-    real_data: bool = True  # nothing stands in for RULER's texts
+    real_data: bool = True  # these are RULER's texts
 
 
 @dataclass(frozen=True)
 class RulerData:
     """RULER's texts. Files with questions are read when a task first needs them."""
 
-    words: list[str] = field(repr=False)  # of the essays, or of a text that stands in
+    words: list[str] = field(repr=False)  # of the essays, or of a text in their place
     real_essays: bool  # the words are those of RULER's essays
     folder: Path | None = None
 
@@ -100,7 +100,7 @@ def read_ruler_data(folder: Path | None = None) -> RulerData:
     """Read the essays, if there are any, and note where the questions are.
 
     ``folder`` has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
-    ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise stands in for them.
+    ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise takes their place.
 
     Raises:
         DataError: the folder does not exist or has none of the files, or the essays cannot be read.
@@ -134,8 +134,8 @@ def read_file(read: Callable[[Path], Found], path: Path, origin: str) -> Found:
 def sentences(text: str) -> list[str]:
     """Cut a text with single spaces into sentences.
 
-    A sentence ends at a space behind a full stop, an exclamation mark or a question mark, between which and the space
-    one quotation mark or closing bracket may stand.
+    A sentence ends at a space after a full stop, an exclamation mark or a question mark, between which and the space
+    one quotation mark or closing bracket may be.
     """
     return _END.split(text)
 
@@ -157,8 +157,8 @@ def key_words() -> "Pairs":
 class Pairs:
     """All ``adjective-noun``, sorted and each once, of which only those that are asked for are written.
 
-    They are 6.2 million, which would take more than a gigabyte. Pairs whose adjectives begin alike up to a character
-    that does not sort behind the hyphen (``blue`` and ``blue-eyed``) stand together in the sorted list, in a block.
+    They are 6.2 million, which would take more than a gigabyte. Pairs with adjectives that begin alike up to a character
+    that does not sort after the hyphen (``blue`` and ``blue-eyed``) are together in the sorted list, in a block.
     All other adjectives have a block of their own, in the order of the nouns.
     """
 

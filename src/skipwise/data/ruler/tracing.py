@@ -1,7 +1,7 @@
 """RULER's variable tracking (``vt``), its ten most common words of a list (``cwe``), and its three most frequent words of a
 coded text (``fwe``).
 
-A unit of ``vt`` is a line of five sentences. In front stands an example with its answer. From 4,096 tokens on it has as
+A unit of ``vt`` is a line of five sentences. In front is an example with its answer. From 4,096 tokens on it has as
 many lines as fit 500 tokens in steps of five, as in RULER; below, or where five do not fit, as few as its chain needs.
 A prompt that is too long even so has no example.
 
@@ -12,12 +12,12 @@ A unit of ``cwe`` is a different word. The sizes are tried in this order, and th
     |           0 | 20, 3 and 1 times                                    | 6 times               | once            |
     |           0 | no example                                           | 3 times               | once            |
 
-The first two are RULER's. There are 8,166 words. If they do not suffice for a length, the words of the list stand
+The first two are RULER's. There are 8,166 words. If they do not suffice for a length, the words of the list are
 in it twice as often, then three times, and so on.
 
 A unit of ``fwe`` is a word of the coded text before rounding: of n, the k-th word has n / (k^2 * zeta(2)), rounded
 down. The first are dots. With fewer than 53, the third and the fourth word may be equally frequent, so there are at
-least so many. The coded text draws from one word for each 50 tokens of length, as in RULER.
+least this many. The coded text draws from one word for each 50 tokens of length, as in RULER.
 """
 
 from functools import partial
@@ -90,7 +90,7 @@ def draw_chains(seed: int, units: int, *, hops: int, chains: int, example_lines:
 
 
 def _example_lines(request: PromptRequest, hops: int, chains: int) -> int:
-    """Return how many lines fit an example, or 0; the module says the rule."""
+    """Return how many lines fit an example, or 0; the module has the rule."""
 
     def drawn(steps: int) -> tuple[str, str]:
         rng, numbers = Random(request.seed), np.random.RandomState(request.seed)
@@ -175,7 +175,7 @@ def frequent_forms(request: PromptRequest) -> list[Form]:
 
 
 def draw_frequent(seed: int, units: int, *, different: int) -> Drawn:
-    """Draw a coded text of ``different`` words, whose frequencies fall as Zipf's law with exponent 2."""
+    """Draw a coded text of ``different`` words with frequencies that fall as Zipf's law with exponent 2."""
     rng = Random(seed)
     drawn: set[str] = set()
     while len(drawn) < different:
