@@ -33,7 +33,8 @@ def main() -> None:
     """Print each banned word with its place; end with 1 if there is one."""
     paths = [*Path("src").rglob("*.py"), *Path("docs").rglob("*.md"), Path("README.md")]
     hits = [(p, n, m[0]) for p in sorted(paths) for n, line in texts(p) for m in BANNED.finditer(line)]
-    print("\n".join(f"{path}:{number}: {word}" for path, number, word in hits))
+    for path, number, word in hits:
+        print(f"{path}:{number}: {word}")
     sys.exit(bool(hits))
 
 

@@ -31,7 +31,7 @@ _LOGGED = {"logging_steps": 1, "precision": "float32"}
 # The recipe nano in windows of 256 and its first examples in their order, four a step where it takes sixteen: 20 steps of sixteen would
 # take longer than all else here.
 DEMO = {
-    "training": {"max_steps": 20, "batch_size": 4, "per_device_train_batch_size": 4, **_LOGGED},
+    "training": {"max_steps": 20, "batch_size": 4, "per_device_train_batch_size": 4, "learning_rate": 8e-4, **_LOGGED},
     "evaluation": {"documents": 2, "windows": "[256, 512]", "segment_lengths": "[512]", "segments": 2}
     | {"prompt_lengths": "[256, 512]", "prompt_trials": 2, "tokens_per_document": 640},
 }
