@@ -34,7 +34,7 @@ _DIFFERENCES = """\
 - A run has 400 steps of 16 windows at a learning rate of 8e-4 (paper: 1,000 steps of 64 at 2e-5).
 - The training text is Python's standard library less a tenth, which is measured on, with the library's documentation (paper: The
   Pile; GovReport and Proof-pile). Up to 8 documents of a text are read (paper: 50; in `extreme` 20, as here).
-- Documents have at least as many tokens as the window, as in the paper. Full-length training, whose windows are longer, reads
+- Documents have at least as many tokens as the window, as in the paper. Full-length training has longer windows and reads
   only documents that fill one.
 - The other families are small models pretrained here on 8 million tokens each.
 - `original-ability` measures loss and next-token accuracy inside the original window in place of six benchmarks.
