@@ -7,7 +7,7 @@ DEFAULT: Method = "pose"
 RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "pose": {  # docs/method.md has the measurements
+    "pose": {  # docs/method.md has the reasons
         "positions": {"content": "even", "contiguous": 0.0},
         "data": {"train_jumps": False},
         "training": {"adam_beta2": 0.95},

@@ -42,7 +42,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A prompt that is asked for."""
+    """A request for one prompt."""
 
     tokenizer: "PreTrainedTokenizerBase"
     length: int  # tokens of the prompt and its answer
@@ -155,7 +155,7 @@ def key_words() -> "Pairs":
 
 
 class Pairs:
-    """All ``adjective-noun``, sorted and each once, of which only those that are asked for are written.
+    """The sorted list of all different ``adjective-noun``, made on access.
 
     They are 6.2 million, which would take more than a gigabyte. Pairs with adjectives that begin alike up to a character
     that does not sort after the hyphen (``blue`` and ``blue-eyed``) are together in the sorted list, in a block.

@@ -145,7 +145,7 @@ def common_forms(request: PromptRequest) -> list[Form]:
 
 
 def draw_common(seed: int, units: int, *, example: Example | None, common: int, other: int) -> Drawn:
-    """Draw a list of ``units`` words, ten of which are repeated more often, and an example in front, if any."""
+    """Draw a list of ``units`` words, ten of them repeated more often, and an example in front, if any."""
     rng = Random(seed)
     front = ""
     if example:
