@@ -30,7 +30,7 @@ STAGE = re.compile(
 def seconds_of(extra: dict[str, str], steps: int, folder: Path) -> tuple[dict[str, int], str]:
     """Run; return the seconds of each stage by its name, and the last loss."""
     command = [sys.executable, "-m", "skipwise", "extend", "--out", str(folder)]
-    for setting in (f"training.max_steps={steps}", "evaluation.arms=[trained]", "evaluation.documents=2"):
+    for setting in (f"training.max_steps={steps}", "evaluation.models=[trained]", "evaluation.documents=2"):
         command += ["--set", setting]
     left = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**left, **extra})

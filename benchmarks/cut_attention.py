@@ -52,7 +52,7 @@ def main() -> None:
         windows=doubled_windows(original, target),
         documents=16,
         tasks=["passkey"],
-        prompt_trials=100,
+        num_prompts=100,
         precision=choose_precision("auto"),
     )
     whole = EvaluatedModel.load

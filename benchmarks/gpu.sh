@@ -24,10 +24,10 @@ mkdir -p "$folder"
 
 size=(--steps "${BASE_STEPS:-1200}") steps=${STEPS:-120} batch=${WINDOWS:-64} micro=8 rate=2e-4
 measured=(--set evaluation.documents="${DOCUMENTS:-4}" --set evaluation.tokens_per_document=20k
-    --set evaluation.prompt_trials=10 --set evaluation.prompt_lengths="[8k, 16k]")
+    --set evaluation.num_prompts=10 --set evaluation.prompt_lengths="[8k, 16k]")
 if [ "${TINY:-}" ]; then
     size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
-    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.prompt_trials=0)
+    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.num_prompts=0)
 fi
 
 bounded() { # run a command for what is left of the part's time; a stop at its end is no failure: the next call goes on
@@ -74,14 +74,14 @@ compare() { # OUT WINDOWS ARM...: three seeds of arms under YaRN x8 from the bas
     mkdir -p "$out"
     bounded "$python" -m reproduction passkey --setting "yarn, 8x" "${arms[@]}" --seeds 3 --out "$out" "${texts[@]}" \
         --set model="$folder/base/model" --set data.source="$text" --set training.max_steps="$steps" \
-        --set training.batch_size="$windows" --set training.per_device_train_batch_size="$micro" \
+        --set training.global_batch_size="$windows" --set training.per_device_train_batch_size="$micro" \
         --set training.learning_rate="$rate" --set training.optim=adamw_torch_fused "${measured[@]}" >"$out/log" 2>&1 ||
         { tail -5 "$out/log"; return 1; }
 }
 
 arms() {
     [ -e "$folder/base/model/config.json" ] || { echo "no base yet: run benchmarks/gpu.sh base $folder"; exit 1; }
-    compare "$folder/equal-windows" "$batch" full pose short original pi-only
+    compare "$folder/equal-windows" "$batch" full pose short original untrained
     compare "$folder/equal-tokens" $((batch / 8)) full
 }
 

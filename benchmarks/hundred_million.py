@@ -33,7 +33,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> None:
     batch = max(1, options.tokens // options.window)
     settings = {
         "max_steps": options.steps,
-        "batch_size": batch,
+        "global_batch_size": batch,
         "per_device_train_batch_size": math.gcd(batch, 16),
         "learning_rate": 1e-3,
         "lr_scheduler_type": "cosine",
@@ -55,11 +55,13 @@ def far_losses(out: Path) -> dict[tuple[str, int, str], dict[int, float]]:
         readings = [
             r for r in read_records(results) if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
         ]
-        arm = recipe.positions.scheme if recipe.evaluation.arms == ["trained"] else recipe.evaluation.arms[0]
+        arm = recipe.positions.scheme if recipe.evaluation.models == ["trained"] else recipe.evaluation.models[0]
         tokens = 0
         if arm in TRAINED:
             model = RunFolder(results.parent).read()["model"]
-            tokens = recipe.training.batch_size * model["target_length" if arm == "full" else "train_length"]
+            tokens = (
+                recipe.training.global_batch_size * model["target_length" if arm == "full_length" else "train_length"]
+            )
         for text in sorted({reading.data for reading in readings}):
             of_text = [reading for reading in readings if reading.data == text]
             longest = max(reading.window for reading in of_text)
@@ -77,9 +79,9 @@ def table_of(folders: list[Path]) -> Table:
     for folder in folders:
         for key, seeds in far_losses(folder).items():
             losses[key] |= seeds
-    equal = min((tokens for arm, tokens, _ in losses if arm == "full"), default=0)
+    equal = min((tokens for arm, tokens, _ in losses if arm == "full_length"), default=0)
     for (arm, tokens, text), seeds in sorted(losses.items(), key=lambda item: (item[0][2], item[0][0])):
-        full = losses.get(("full", equal, text), {})
+        full = losses.get(("full_length", equal, text), {})
         apart = [nats - full[seed] for seed, nats in seeds.items() if seed in full]
         ratio = "–"
         if len(apart) > 1 and any(apart):

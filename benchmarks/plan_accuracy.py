@@ -98,7 +98,7 @@ def recipe_of(case: Case) -> Recipe:
         "method": None,
         "training.max_steps": 3,
         "training.save_steps": 100,
-        "training.batch_size": case.batch,
+        "training.global_batch_size": case.batch,
         "training.per_device_train_batch_size": case.micro,
         "training.precision": choose_precision("auto"),  # the plan is of a GPU, and means bf16 by auto
     }
@@ -123,7 +123,7 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool)
     ids = torch.randint(0, config.vocab_size, (window,)).numpy()
     example = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(window).numpy()}
     examples = [{**example, "attention_mask": torch.ones(window, dtype=torch.long).numpy()}]
-    examples *= recipe.training.max_steps * recipe.training.batch_size
+    examples *= recipe.training.max_steps * recipe.training.global_batch_size
     ends: list[float] = []
 
     def stepped(number: int) -> None:

@@ -53,7 +53,7 @@ def main() -> None:
         documents=0,
         tasks=read_tasks(["ruler"], asked.data),
         prompt_lengths=(parse_length(asked.length),),
-        prompt_trials=asked.trials,
+        num_prompts=asked.trials,
         ruler_data=asked.data,
         precision=asked.precision,
     )

@@ -37,7 +37,7 @@ def main() -> None:
     [found] = find_models([asked.model], base="")
     lengths = tuple(parse_length(length) for length in asked.lengths.split(","))
     specification = Specification(
-        documents=0, tasks=read_tasks(asked.tasks.split(",")), prompt_lengths=lengths, prompt_trials=asked.trials
+        documents=0, tasks=read_tasks(asked.tasks.split(",")), prompt_lengths=lengths, num_prompts=asked.trials
     )
     server, tokenizer = connect(asked.url), load_tokenizer(found.name)
     server.require_window(max(lengths))

@@ -8,7 +8,7 @@
 #     MICRO=8 benchmarks/smollm2.sh ...    windows at a time, for a GPU; the recipe's 2 suit a CPU
 #
 # A run is SCHEME-INTERPOLATION-SEED. The first also measures the
-# original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md has what they show.
+# original and no training; `skipwise report FOLDER/*` compares all. docs/smollm2.md has what they show.
 set -euo pipefail
 train=$(realpath "${1:?a folder of text to train on}") eval=$(realpath "${2:?a folder with books/ and reports/}")
 folder=${3:-runs/smollm2}
@@ -21,16 +21,16 @@ for run in ${RUNS:-$runs}; do
     IFS=- read -r scheme interpolation seed <<<"$run"
     arms='[trained]' resume=() steps=${STEPS:-200} batch=8 micro=${MICRO:-2} warmup=10 checkpointing=false
     [ "$scheme" != full ] || steps=$((steps / 4)) batch=1 micro=1 warmup=3 checkpointing=true # windows of 32k, as many tokens
-    [ "$run" != pose-yarn-0 ] || arms='[trained, pi-only, original]'
-    [ "$run" != pose-linear-0 ] || arms='[trained, pi-only]'
+    [ "$run" != pose-yarn-0 ] || arms='[trained, untrained, original]'
+    [ "$run" != pose-linear-0 ] || arms='[trained, untrained]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
-        --set positions.scheme="$scheme" --set evaluation.arms="$arms" --set training.max_steps="$steps" \
-        --set training.batch_size="$batch" --set training.per_device_train_batch_size="$micro" \
+        --set positions.scheme="$scheme" --set evaluation.models="$arms" --set training.max_steps="$steps" \
+        --set training.global_batch_size="$batch" --set training.per_device_train_batch_size="$micro" \
         --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing \
         --set evaluation.tasks='[passkey, keys]' \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
-        --set evaluation.prompt_trials="${TRIALS:-20}" --set evaluation.prompt_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
+        --set evaluation.num_prompts="${TRIALS:-20}" --set evaluation.prompt_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
         --set evaluation.tokens_per_document=32k --set evaluation.segment_lengths='[8k, 32k]' \
         --set evaluation.segments=2 --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done

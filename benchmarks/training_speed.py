@@ -92,7 +92,7 @@ def bare_loop(job: PreparedRun, steps: int, model: torch.nn.Module, precision: s
     seconds, losses = [], []
     for step in range(steps):
         began = time.perf_counter()
-        indices = range(step * rule.batch_size, (step + 1) * rule.batch_size)
+        indices = range(step * rule.global_batch_size, (step + 1) * rule.global_batch_size)
         batch = {k: v.to(job.device) for k, v in collate(data.__getitems__(indices)).items()}
         with autocast(job.device, precision):
             loss = model(**batch, use_cache=False).loss
@@ -131,7 +131,7 @@ def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float
 
 def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
     """Median time to build and collate one batch."""
-    data, size, times = job.dataset, job.recipe.training.batch_size, []
+    data, size, times = job.dataset, job.recipe.training.global_batch_size, []
     for _ in range(batches):
         began = time.perf_counter()
         collate(data.__getitems__(range(size)))
@@ -161,7 +161,7 @@ def job_of(options: argparse.Namespace) -> PreparedRun:
         "model": options.model,
         "interpolation": "linear" if options.released else "yarn",
         "training.max_steps": options.steps,
-        "training.batch_size": options.batch,
+        "training.global_batch_size": options.batch,
         "training.per_device_train_batch_size": options.micro or options.batch,
         "training.logging_steps": 1,
         "training.save_steps": 10**6,
@@ -227,8 +227,8 @@ def main() -> None:
             step = statistics.median(now.seconds)
             print(f"round {number + 1}: {side}, {_memory(kept)}, {step:.2f} s a step", file=sys.stderr, flush=True)
     job = job_of(options)
-    tokens = job.recipe.training.batch_size * job.train_length
-    settings = StepSettings(job.train_length, job.recipe.training.batch_size, sliced_loss=False)
+    tokens = job.recipe.training.global_batch_size * job.train_length
+    settings = StepSettings(job.train_length, job.recipe.training.global_batch_size, sliced_loss=False)
     operations = step_cost(load_config(options.model), settings).operations
     print(f"{options.model}, {torch.get_num_threads()} threads, {tokens:,} tokens a step; losses agree")
     print(

@@ -64,8 +64,8 @@ CARDS = {
 
 
 def ways(recipe: Recipe, hardware: Hardware) -> dict[str, Recipe]:
-    """What may be given up, least first; LoRA has no copy of the base as a teacher."""
-    low = {"all weights": None, "LoRA": Lora(), "LoRA, 4 bits": Lora(base="4bit")}
+    """What may be given up, least first."""
+    low = {"all weights": None, "LoRA": Lora(), "LoRA, 4 bits": Lora(load_in_4bit=True)}
     if hardware.gpus > 1:
         del low["LoRA, 4 bits"]
     return {name: recipe.model_copy(update={"lora": rules}) for name, rules in low.items()}
@@ -77,11 +77,11 @@ def cell(
     for name, changed in ways(recipe, hardware).items():
         key = name, hardware.gpus
         if key not in made:
-            made[key] = estimate_cost(config, changed, window, recipe.training.batch_size, hardware, micro=1)
+            made[key] = estimate_cost(config, changed, window, recipe.training.global_batch_size, hardware, micro=1)
         estimate = made[key]
         if hardware.holds(estimate.memory):
             hours = estimate.operations * recipe.training.max_steps
-            hours /= hardware.gpus * hardware.peak * hardware.utilisation * 3600
+            hours /= hardware.gpus * hardware.peak * hardware.mfu * 3600
             time = f"{hours:.1f} h" if hours >= 0.95 else f"{60 * hours:.0f} min"
             return f"{name}: {estimate.memory / 1e9:.0f} GB, {time}"
     return "–"
@@ -101,7 +101,7 @@ def main() -> None:
             "target": "128k",
             "method": "skipwise",
             "train_length": window,
-            "training": {"max_steps": given.steps, "batch_size": given.windows, "gradient_checkpointing": True},
+            "training": {"max_steps": given.steps, "global_batch_size": given.windows, "gradient_checkpointing": True},
         },
     )
     tokens = given.steps * given.windows * window / 1e6

@@ -44,7 +44,7 @@ BASES = {
 
 def base_folder(name: str, data: Data, out: Path) -> Path:
     """The folder of a base under ``out``, named by all that decides it but the text's content."""
-    text = data.model_dump(include={*data.reading, "source", "held_out", "max_tokens"})
+    text = data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens"})
     digest = content_hash([asdict(BASES[name]), _settings(BASES[name]).model_dump(), text])
     return out.absolute() / "bases" / f"{name}-{digest}"
 
@@ -62,12 +62,12 @@ def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) ->
     """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
     dataset = PoseDataset.from_source(
-        Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_tokens", "cache"})),
+        Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens", "cache"})),
         tokenizer,
         train_length=base.window,
         target_length=base.window,
-        positions=Positions(scheme="short"),
-        examples=settings.max_steps * settings.batch_size,
+        positions=Positions(scheme="no_skip"),
+        examples=settings.max_steps * settings.global_batch_size,
     )
     model = new_model(base, tokenizer.vocab_size)
     train(model, dataset, collate, settings, folder=checkpoints, seed=0, resume=checkpoints.exists())
@@ -98,7 +98,7 @@ def _settings(base: SmallBase) -> Training:
     return Training.model_validate(
         {
             "max_steps": 1000,
-            "batch_size": _TOKENS // base.window,
+            "global_batch_size": _TOKENS // base.window,
             "per_device_train_batch_size": max(1, _TOKENS // 2 // base.window),
             "learning_rate": 3e-3,
             "lr_scheduler_type": "cosine",

@@ -36,7 +36,7 @@ from skipwise.results.records import CostRecord, append_record, read_records
 
 FACTORS = (2, 4, 8, 64)  # the paper's, and the largest of Table 2
 EXAMPLES = 2  # windows in a step
-_ROUNDS = {"pose": 120, "full": 1}
+_ROUNDS = {"pose": 120, "full_length": 1}
 _TOLERANCE = 0.02
 
 
@@ -55,7 +55,7 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
         seconds = in_own_process(step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):
             base, peak, device = in_own_process(peak_bytes, recipe, arm, target, original)
-            window = target if arm == "full" else original
+            window = target if arm == "full_length" else original
             append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device, key))
     return known_costs(recipe, original, out)
 

@@ -12,7 +12,7 @@ from reproduction import paper
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, rows_of
 from skipwise.recipes.names import BASELINES
 
-TRAINED = ("full", "randpos", "pose", "short")
+TRAINED = ("full_length", "randpos", "pose", "no_skip")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _arms(*names: str) -> dict[str, Row]:
 
 
 _PLAIN = {name: Row("pose", name) for name in ("linear", "ntk", "yarn")}
-_BEYOND = (Lower("pose", "original", 0.5, beyond=True), Lower("pose", "short", beyond=True))
+_BEYOND = (Lower("pose", "original", 0.5, beyond=True), Lower("pose", "no_skip", beyond=True))
 
 EXHIBITS = {
     exhibit.name: exhibit
@@ -85,11 +85,11 @@ EXHIBITS = {
             source="Table 1; YaRN: Table 6",
             blocks=(
                 Block("linear", 8, paper.LINEAR_16K),
-                Block("linear", 16, paper.LINEAR_32K, only=("original", "randpos", "pose", "short")),
-                Block("yarn", 8, paper.YARN_16K, only=("original", "full", "pose", "short")),
+                Block("linear", 16, paper.LINEAR_32K, only=("original", "randpos", "pose", "no_skip")),
+                Block("yarn", 8, paper.YARN_16K, only=("original", "full_length", "pose", "no_skip")),
             ),
-            rows=_arms("original", "full", "randpos", "pose", "short"),
-            claims=(Lower("pose", "full", 1.03), Falls("pose"), Lower("pose", "randpos"), *_BEYOND),
+            rows=_arms("original", "full_length", "randpos", "pose", "no_skip"),
+            claims=(Lower("pose", "full_length", 1.03), Falls("pose"), Lower("pose", "randpos"), *_BEYOND),
             seeds=3,
         ),
         Exhibit(
@@ -98,15 +98,15 @@ EXHIBITS = {
             source="Figure 2b",
             blocks=(
                 Block("linear", 8, retrieved=paper.PASSKEY_16K),
-                Block("linear", 16, retrieved=paper.PASSKEY_32K, only=("original", "pose", "short")),
-                Block("yarn", 8, only=("original", "pi-only", "full", "pose", "short")),
+                Block("linear", 16, retrieved=paper.PASSKEY_32K, only=("original", "pose", "no_skip")),
+                Block("yarn", 8, only=("original", "untrained", "full_length", "pose", "no_skip")),
             ),
-            rows=_arms(*BASELINES, "full", "randpos", "pose", "short"),
+            rows=_arms(*BASELINES, "full_length", "randpos", "pose", "no_skip"),
             claims=(
                 Finds("pose", least=0.9),
-                Finds("full", least=0.9),
-                *(Finds(row, most=0.1, beyond=True) for row in ("original", "pi-only", "randpos")),
-                FindsMore("pose", "short"),
+                Finds("full_length", least=0.9),
+                *(Finds(row, most=0.1, beyond=True) for row in ("original", "untrained", "randpos")),
+                FindsMore("pose", "no_skip"),
             ),
             seeds=3,
             passkey=(1, 2, 4, 8, 12, 16),
@@ -117,7 +117,7 @@ EXHIBITS = {
             title="Memory and time by target, perplexity by step",
             source="Figure 3",
             blocks=(Block("linear", 8),),
-            rows=_arms("full", "pose"),
+            rows=_arms("full_length", "pose"),
             by_step=True,
             show="costs",
         ),
@@ -146,20 +146,20 @@ EXHIBITS = {
             ),
             rows={
                 **_arms("original"),
-                **{f"PI-only, {name}": Row("pi-only", name) for name in ("linear", "yarn")},
+                **{f"no training, {name}": Row("untrained", name) for name in ("linear", "yarn")},
                 **_PLAIN,
                 "yarn-revised": Row("pose", "yarn-revised"),
-                **{f"short, {name}": Row("short", name) for name in ("linear", "yarn")},
+                **{f"no skips, {name}": Row("no_skip", name) for name in ("linear", "yarn")},
             },
             claims=(
                 Lower("yarn", "linear"),
                 Lower("yarn", "ntk"),
                 Lower("yarn-revised", "linear"),
                 Lower("yarn-revised", "ntk"),
-                Lower("yarn", "PI-only, yarn"),
-                Lower("linear", "PI-only, linear"),
-                Lower("yarn", "short, yarn"),
-                Lower("linear", "short, linear"),
+                Lower("yarn", "no training, yarn"),
+                Lower("linear", "no training, linear"),
+                Lower("yarn", "no skips, yarn"),
+                Lower("linear", "no skips, linear"),
             ),
             seeds=3,
             stride=8,
@@ -173,8 +173,8 @@ EXHIBITS = {
                 *(Block(name, 8, windows=(1,)) for name in _PLAIN),
                 *(Block(name, 64, windows=(1,), only=("original", "pose")) for name in _PLAIN),
             ),
-            rows=_arms("original", "full", "pose"),
-            claims=(Keeps("full", "original"), Keeps("pose", "original")),
+            rows=_arms("original", "full_length", "pose"),
+            claims=(Keeps("full_length", "original"), Keeps("pose", "original")),
             segments="original",
             show="ability",
         ),
@@ -196,7 +196,7 @@ EXHIBITS = {
             source="Table 5",
             blocks=(Block("linear", 8, paper.CHUNKS),),
             rows={
-                **_arms("original", "short"),
+                **_arms("original", "no_skip"),
                 "N = 2": Row("pose"),
                 "N = 3": Row("pose", positions={"chunks": 3}),
                 "N = L_c": Row("randpos"),
@@ -205,7 +205,7 @@ EXHIBITS = {
                 Lower("N = 3", "N = 2", 1.01),
                 Lower("N = 2", "N = L_c"),
                 Lower("N = 2", "original", 0.5, beyond=True),
-                Lower("N = 2", "short", beyond=True),
+                Lower("N = 2", "no_skip", beyond=True),
             ),
         ),
         Exhibit(
@@ -218,12 +218,12 @@ EXHIBITS = {
                 Block("yarn", 8, paper.YARN_16K),
                 Block("yarn-revised", 8, paper.YARN_16K),
             ),
-            rows=_arms(*BASELINES, "full", "pose"),
+            rows=_arms(*BASELINES, "full_length", "pose"),
             claims=(
-                Lower("pose", "full", 1.03),
-                Lower("pose", "pi-only", 0.97, beyond=True),
-                Lower("full", "pi-only", 0.97, beyond=True),
-                Lower("pi-only", "original", 0.5, beyond=True),
+                Lower("pose", "full_length", 1.03),
+                Lower("pose", "untrained", 0.97, beyond=True),
+                Lower("full_length", "untrained", 0.97, beyond=True),
+                Lower("untrained", "original", 0.5, beyond=True),
             ),
             seeds=3,
         ),

@@ -31,7 +31,7 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     asked = specification_of(run.recipe, run.original, run.target, "float32")
     steps = run.recipe.measured_steps
     limit = asked.tokens_read(asked.windows[-1])
-    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.prompt_trials, STEPS: asked.documents}
+    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.num_prompts, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}
     for record in read_records(run.folder(out) / "results.jsonl"):
         place = _place(record, asked, steps)
@@ -56,7 +56,7 @@ def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place 
         case ReadingRecord(mode="sliding", data=text, step=int(step)) if text in texts and step in steps:
             return (STEPS, text, step)
         case TrialRecord(task=task, depths="random", length=length) if length in asked.prompt_lengths:
-            right = task in asked.tasks and record.seed == asked.seed and record.trial < asked.prompt_trials
+            right = task in asked.tasks and record.seed == asked.seed and record.trial < asked.num_prompts
             return (PROMPTS, task, length) if right else None
         case _:
             return None
@@ -75,11 +75,11 @@ def size_of(records: Iterable[Record]) -> tuple[int, int]:
 def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
     """Whether ``found`` has all that ``evaluation`` measures. It needs no model."""
     asked, first = evaluation.specification, evaluation.texts[0]
-    needed = {(PROMPTS, task, n): (asked.prompt_trials, 0) for task in asked.tasks for n in asked.prompt_lengths}
+    needed = {(PROMPTS, task, n): (asked.num_prompts, 0) for task in asked.tasks for n in asked.prompt_lengths}
     for text in evaluation.texts:
         needed |= {(SLIDING, text.source, window): _scored(text) for window in text.windows}
         needed |= {(SEGMENTS, text.source, n): (len(some), 0) for n, some in text.segments.items() if some}
-    if evaluation.recipe.evaluation.arms == ["trained"]:
+    if evaluation.recipe.evaluation.models == ["trained"]:
         needed |= {(STEPS, first.source, step): _scored(first) for step in evaluation.recipe.measured_steps}
     sizes = {place: size_of(found.get(place, [])) for place in needed}
     return all(sizes[place][0] >= many and sizes[place][1] >= tokens for place, (many, tokens) in needed.items())

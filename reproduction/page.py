@@ -28,7 +28,7 @@ _INTRODUCTION = """\
 Every table and figure of the PoSE paper, in miniature: the paper extends LLaMA-7B from 2,048 tokens, we the embedded model
 (4.3 million parameters, window 256) by the same factors and with the same method, `method: paper`. An absolute perplexity
 cannot be compared with the paper's; the order of the rows can. Each claim was written down as a rule before the runs. The
-control `short` is the same training without skips, at positions 0 to 255."""
+control `no_skip` is the same training without skips, at positions 0 to 255."""
 
 _DIFFERENCES = """\
 - A run has 400 steps of 16 windows at a learning rate of 8e-4 (paper: 1,000 steps of 64 at 2e-5).
@@ -43,7 +43,7 @@ _DIFFERENCES = """\
 
 _AGAIN = """\
     make reproduce                                       # lists the exhibits, and how long each takes here
-    make reproduce ARGS="passkey --arm pose --arm full"  # two rows of one exhibit
+    make reproduce ARGS="passkey --arm pose --arm full_length"  # two rows of one exhibit
     make reproduce ARGS="main --scale paper --dry-run"   # the paper's models and lengths: the runs and their tokens
     make reproduce ARGS="all --page-only"                # these pages again, from the published records
 

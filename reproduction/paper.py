@@ -26,8 +26,8 @@ _UNTRAINED = _both("original", (4.74, *_ORIGINAL), (2.83, *_ORIGINAL))
 # Tables 1 and 6.
 LINEAR_16K = _together(
     _UNTRAINED,
-    _both("pi-only", (43.80, 43.35, 45.89, 54.33), (25.32, 24.20, 24.88, 29.59)),
-    _both("full", (4.87, 4.70, 4.61, 4.59), (2.93, 2.71, 2.58, 2.53)),
+    _both("untrained", (43.80, 43.35, 45.89, 54.33), (25.32, 24.20, 24.88, 29.59)),
+    _both("full_length", (4.87, 4.70, 4.61, 4.59), (2.93, 2.71, 2.58, 2.53)),
     _both("randpos", (11.63, 11.17, 11.54, 15.16), (7.26, 6.83, 6.76, 7.73)),
     _both("pose", (4.84, 4.68, 4.60, 4.60), (2.95, 2.74, 2.61, 2.60)),
 )
@@ -38,14 +38,14 @@ LINEAR_32K = _together(
 )
 NTK_16K = _together(
     _UNTRAINED,
-    _both("pi-only", (5.62, 5.61, 5.80, 550.0), (3.27, 3.15, 3.19, 517.0)),
-    _both("full", (4.78, 4.63, 4.57, 7.24), (2.93, 2.71, 2.61, 5.66)),
+    _both("untrained", (5.62, 5.61, 5.80, 550.0), (3.27, 3.15, 3.19, 517.0)),
+    _both("full_length", (4.78, 4.63, 4.57, 7.24), (2.93, 2.71, 2.61, 5.66)),
     _both("pose", (4.79, 4.63, 4.57, 7.24), (2.92, 2.71, 2.60, 4.37)),
 )
 YARN_16K = _together(
     _UNTRAINED,
-    _both("pi-only", (5.57, 5.51, 5.57, 5.83), (3.17, 2.97, 2.87, 2.89)),
-    _both("full", (4.78, 4.62, 4.54, 4.53), (2.90, 2.68, 2.56, 2.52)),
+    _both("untrained", (5.57, 5.51, 5.57, 5.83), (3.17, 2.97, 2.87, 2.89)),
+    _both("full_length", (4.78, 4.62, 4.54, 4.53), (2.90, 2.68, 2.56, 2.52)),
     _both("pose", (4.79, 4.63, 4.55, 4.55), (2.91, 2.69, 2.57, 2.53)),
 )
 
@@ -88,9 +88,9 @@ for _table in (*EXTREME_96K.values(), *EXTREME_128K.values()):
 BENCHMARKS = ("BoolQ", "PIQA", "WinoGrande", "TruthfulQA", "ARC-C", "HellaSwag")
 ABILITY = {
     ("original", ""): (75.11, 78.67, 69.85, 34.08, 51.19, 77.75),
-    ("full", "linear, 8x"): (70.95, 77.64, 69.06, 31.89, 48.55, 74.19),
-    ("full", "ntk, 8x"): (75.80, 78.08, 68.98, 33.83, 48.81, 76.57),
-    ("full", "yarn, 8x"): (73.88, 77.64, 68.15, 34.12, 50.60, 77.18),
+    ("full_length", "linear, 8x"): (70.95, 77.64, 69.06, 31.89, 48.55, 74.19),
+    ("full_length", "ntk, 8x"): (75.80, 78.08, 68.98, 33.83, 48.81, 76.57),
+    ("full_length", "yarn, 8x"): (73.88, 77.64, 68.15, 34.12, 50.60, 77.18),
     ("pose", "linear, 8x"): (74.50, 78.13, 68.59, 32.05, 48.29, 75.56),
     ("pose", "ntk, 8x"): (74.28, 78.24, 68.90, 33.89, 49.83, 76.82),
     ("pose", "yarn, 8x"): (74.28, 78.02, 69.06, 34.00, 49.23, 77.04),
@@ -103,18 +103,18 @@ ABILITY = {
 Retrieved = dict[str, tuple[str | None, ...]]
 PASSKEY_16K: Retrieved = {
     "original": ("100%", *("0%",) * 5),
-    "pi-only": (None, *("0%",) * 5),
-    "full": (*("90-100%",) * 4, None, None),
+    "untrained": (None, *("0%",) * 5),
+    "full_length": (*("90-100%",) * 4, None, None),
     "randpos": (None, *("0%",) * 5),
     "pose": (*("90-100%",) * 4, "0%", "0%"),
 }
 PASSKEY_32K: Retrieved = {"original": ("100%", *("0%",) * 5), "pose": ("88-100%",) * 6}
 
 # Figure 3: 8 x V100 32 GB, ZeRO-3, 1,000 steps of 16; by target over window, read off by eye.
-EFFICIENCY_GB = {"full": (16.0, 22.0, 31.0), "pose": (14.5, 14.5, 14.5)}
-EFFICIENCY_HOURS = {"full": (4.0, 7.0, 13.7), "pose": (3.5, 3.7, 3.8)}
+EFFICIENCY_GB = {"full_length": (16.0, 22.0, 31.0), "pose": (14.5, 14.5, 14.5)}
+EFFICIENCY_HOURS = {"full_length": (4.0, 7.0, 13.7), "pose": (3.5, 3.7, 3.8)}
 STEPS = (10, 30, 100, 300, 1000)
-BY_STEP = {"full": (5.51, 4.99, 4.89, 4.83, 4.82), "pose": (5.68, 5.07, 4.95, 4.91, 4.87)}
+BY_STEP = {"full_length": (5.51, 4.99, 4.89, 4.83, 4.82), "pose": (5.68, 5.07, 4.95, 4.91, 4.87)}
 
 # Figure 4, GovReport's first 1k and first 16k tokens, 16k targets: (at 1k, at 16k), read off by eye.
 FAMILIES = {

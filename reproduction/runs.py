@@ -70,7 +70,7 @@ class ArmRun:
     @property
     def trained(self) -> bool:
         """Whether something is trained, and not only measured."""
-        return self.recipe.evaluation.arms == ["trained"]
+        return self.recipe.evaluation.models == ["trained"]
 
     @property
     def target(self) -> int:
@@ -81,13 +81,15 @@ class ArmRun:
     @property
     def window(self) -> int:
         """Tokens of each window that is trained on."""
-        return self.target if self.recipe.positions.scheme == "full" else self.recipe.train_length_of(self.original)
+        return (
+            self.target if self.recipe.positions.scheme == "full_length" else self.recipe.train_length_of(self.original)
+        )
 
     @property
     def tokens(self) -> int:
         """How many tokens are trained on; none where nothing is trained."""
         training = self.recipe.training
-        return training.max_steps * training.batch_size * self.window if self.trained else 0
+        return training.max_steps * training.global_batch_size * self.window if self.trained else 0
 
     @cached_property
     def key(self) -> str:
@@ -96,12 +98,12 @@ class ArmRun:
         A small base counts by its folder's name, so that it need not be trained yet.
         """
         model = Path(self.recipe.model)
-        decides = deciding_settings(self.recipe) | {"evaluation.steps": self.recipe.evaluation.steps}
+        decides = deciding_settings(self.recipe) | {"evaluation.eval_steps": self.recipe.evaluation.eval_steps}
         return content_hash(decides | {"model": model.parent.name if self.base else _fingerprint(self.recipe.model)})
 
     def folder(self, out: Path) -> Path:
         """The run folder, shared by all exhibits under ``out``."""
-        name = self.recipe.arm if self.trained else self.recipe.evaluation.arms[0]
+        name = self.recipe.arm if self.trained else self.recipe.evaluation.models[0]
         return out / "arms" / f"{name}-{self.key}"
 
     def __str__(self) -> str:
@@ -146,11 +148,11 @@ def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path
     target = block.factor * original
     arm: dict[str, Any] = {"target": target, "interpolation": row.interpolation or block.interpolation or "linear"}
     if row.arm in BASELINES:
-        arm["evaluation.arms"] = [row.arm]
+        arm["evaluation.models"] = [row.arm]
     else:
-        arm |= {"evaluation.arms": ["trained"], "positions.scheme": row.arm}
+        arm |= {"evaluation.models": ["trained"], "positions.scheme": row.arm}
         arm |= {f"positions.{name}": value for name, value in row.positions.items()}
-    if row.arm == "full":  # as many windows a step as the others, which are longer
+    if row.arm == "full_length":  # as many windows a step as the others, which are longer
         micro = plain.training.per_device_train_batch_size * plain.train_length_of(original) // target
         arm["training.per_device_train_batch_size"] = max(1, micro)
     measured = _measured(exhibit, block, scale, original, target, plain.training.max_steps)
@@ -166,7 +168,7 @@ def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, targe
     rule: dict[str, Any] = {
         "evaluation.source": list(scale.texts) or None,
         "evaluation.windows": [n * original for n in block.windows] or doubled_windows(original, target),
-        "evaluation.prompt_trials": 50 if exhibit.passkey else 0,
+        "evaluation.num_prompts": 50 if exhibit.passkey else 0,
     }
     if exhibit.documents:
         rule["evaluation.documents"] = exhibit.documents
@@ -176,7 +178,7 @@ def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, targe
         length = {"original": original, "target": target}[exhibit.segments]
         rule |= {"evaluation.segment_lengths": [length], "evaluation.segments": 256 if length == original else 32}
     if exhibit.by_step:
-        rule["evaluation.steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
+        rule["evaluation.eval_steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
     if exhibit.passkey:
         rule["evaluation.prompt_lengths"] = [n * original for n in exhibit.passkey]
     return rule
@@ -212,7 +214,7 @@ _OURS = (
     "interpolation",
     "target",
     "seed",
-    "evaluation.arms",
+    "evaluation.models",
     *(f"positions.{k}" for k in ("scheme", "chunks", "content")),
 )
 

@@ -56,7 +56,9 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
     for run in runs:
         if run.trained and run.recipe.seed == seeds[0] and rows[run.row].measured:
             training = run.recipe.training
-            told = f"{run.tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {run.window:,})"
+            told = (
+                f"{run.tokens:,} tokens ({training.max_steps:,} steps of {training.global_batch_size} x {run.window:,})"
+            )
             budgets.setdefault(told, []).append(arm_name(run.row))
     trained = "; ".join(f"{', '.join(each)}: {told}" for told, each in budgets.items())
     return f"Seeds: {', '.join(map(str, seeds))}.{spread}" + (f" Trained on: {trained}." if trained else "")

@@ -56,7 +56,7 @@ def arm(name: str, perplexities: list[float], hits: list[int]) -> list[ReadingRe
 
 
 ORIGINAL = arm("original", [15.7, 79, 109, 134], [100, 0, 0, 0])
-PI_ONLY = arm("pi-only", [18.9, 18.5, 18.6, 19.3], [70, 70, 60, 30])
+PI_ONLY = arm("untrained", [18.9, 18.5, 18.6, 19.3], [70, 70, 60, 30])
 POSE = arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 100, 99, 98])
 
 

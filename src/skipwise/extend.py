@@ -98,7 +98,7 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
 
 def _compared_steps(recipe: Recipe) -> list[int]:
     """Return the steps among which the best is kept; each has a checkpoint."""
-    return recipe.measured_steps if recipe.evaluation.keep == "best" else []
+    return recipe.measured_steps if recipe.evaluation.save_best else []
 
 
 def _train(
@@ -158,7 +158,7 @@ def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
     lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window
         return
-    original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")
+    original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="no_skip")
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
     known = {record.label for record in read_records(run.results) if isinstance(record, CoverageRecord)}

@@ -26,15 +26,15 @@ SETTINGS = {
     "target": 512,
     "data.held_out": 0.3,
     "training.max_steps": STEPS,
-    "training.batch_size": 4,
+    "training.global_batch_size": 4,
     "training.learning_rate": 1e-3,
     "training.logging_steps": 1,
     "training.precision": "float32",
     "training.save_steps": 10,
     "evaluation.documents": 1,
     "evaluation.windows": "[128]",
-    "evaluation.prompt_trials": 0,
-    "evaluation.arms": "[trained]",
+    "evaluation.num_prompts": 0,
+    "evaluation.models": "[trained]",
 }
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed")
 zero3 = pytest.param(["--launch", "zero3", "--processes", "2"], marks=needs_deepspeed, id="zero3")
@@ -131,7 +131,7 @@ def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_p
 
 def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
     rises = {"training.max_steps": 6, "training.learning_rate": 1.0, "training.warmup_steps": 3}
-    measured = {"evaluation.steps": "[2, 4]", "evaluation.keep": "best", "evaluation.segments": 2}
+    measured = {"evaluation.eval_steps": "[2, 4]", "evaluation.save_best": True, "evaluation.segments": 2}
     for name, words in (("one", []), ("two", ["--launch", "ddp", "--processes", "2"])):
         done = extend(files, tmp_path / name, *words, **rises, **measured)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -174,7 +174,7 @@ def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_pa
     [
         (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
         (["--launch", "ddp", "--processes", "1"], "2 or more processes, not 1"),
-        (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
+        (["--launch", "ddp", "--processes", "3"], "training.global_batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
         (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the 64"),
     ],

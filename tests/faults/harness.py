@@ -48,7 +48,7 @@ _SETTINGS = {
     "target": 256,
     "data.held_out": 0.3,
     "training.max_steps": 4,
-    "training.batch_size": 2,
+    "training.global_batch_size": 2,
     "training.learning_rate": 1e-3,
     "training.logging_steps": 1,
     "training.save_steps": 1,
@@ -56,10 +56,10 @@ _SETTINGS = {
     "evaluation.documents": 1,
     "evaluation.windows": "[64]",
     "evaluation.prompt_lengths": "[256]",
-    "evaluation.prompt_trials": 1,
+    "evaluation.num_prompts": 1,
     "evaluation.segments": 1,
-    "evaluation.arms": "[trained]",
-    "evaluation.other": "false",
+    "evaluation.models": "[trained]",
+    "evaluation.other_texts": "false",
 }
 _EXTEND = ["extend", "../base", "--data", "../text", "--out", "run"]
 _EXTEND += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]

@@ -35,14 +35,14 @@ SET = {
     "data.held_out": 0.5,
     "training.max_steps": 2,
     "training.save_steps": 1,
-    "training.batch_size": 1,
+    "training.global_batch_size": 1,
     "training.precision": "float32",
-    "evaluation.arms": "[trained]",
+    "evaluation.models": "[trained]",
     "evaluation.windows": "[64]",
     "evaluation.documents": 1,
-    "evaluation.prompt_trials": 0,
+    "evaluation.num_prompts": 0,
     "evaluation.segments": 1,
-    "evaluation.other": "false",
+    "evaluation.other_texts": "false",
 }
 EXTEND = ["extend", "model", "--data", "text", "--out", "run"]
 EXTEND += [word for key, value in SET.items() for word in ("--set", f"{key}={value}")]
@@ -179,7 +179,7 @@ def test_an_adapter_cannot_choose_what_is_imported(refuses, canary: Path, monkey
     adapter = Path("adapter")
     shutil.copytree("model", adapter)
     (adapter / "model.safetensors").unlink()
-    lora.save_adapter(lora.adapt(load_model("model"), Lora(rank=2)), adapter, "model", None)
+    lora.save_adapter(lora.adapt(load_model("model"), Lora(r=2)), adapter, "model", None)
     change(
         adapter / "adapter_config.json",
         auto_mapping={"base_model_class": "mkdir", "parent_library": "evil_of_peft"},

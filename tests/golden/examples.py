@@ -28,7 +28,7 @@ _NANO_WINDOW = 256
 _BATCHES, _BATCH = 4, 16
 VARIANTS: dict[str, dict[str, object]] = {
     "the recipe itself": {},
-    "train_jumps": {"data.train_jumps": True},
+    "train_chunk_starts": {"data.train_chunk_starts": True},
     "three chunks, aligned, seed 1": {"positions.chunks": 3, "positions.content": "aligned", "seed": 1},
 }
 
@@ -42,7 +42,7 @@ def schemes() -> Iterator[dict[str, object]]:
         (("released", "uniform"), ("paper", "end_anchored"), ("released", "end_anchored")), contents
     ):
         yield {"scheme": "pose", "lengths": lengths, "skips": skips, "content": content}
-    for scheme in ("randpos", "cream", "full", "short"):
+    for scheme in ("randpos", "cream", "full_length", "no_skip"):
         yield {"scheme": scheme}
 
 
@@ -56,7 +56,7 @@ def plans(folder: Path) -> Golden:
     found = {}
     for scheme, (train, target) in product(schemes(), _LENGTHS):
         # Full-length examples need documents as long as the target.
-        source = sources["long" if scheme["scheme"] == "full" else "all"]
+        source = sources["long" if scheme["scheme"] == "full_length" else "all"]
         changes = {f"positions.{key}": value for key, value in scheme.items()}
         recipe = skipwise.load_recipe(None, {"method": "pose", **changes})
         title = f"{', '.join(map(str, scheme.values()))}: {train} -> {target}"

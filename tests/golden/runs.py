@@ -31,19 +31,25 @@ _LOGGED = {"logging_steps": 1, "precision": "float32"}
 # The recipe nano in windows of 256 and its first examples in their order, four a step where it takes sixteen: 20 steps of sixteen would
 # take longer than all else here.
 DEMO = {
-    "training": {"max_steps": 20, "batch_size": 4, "per_device_train_batch_size": 4, "learning_rate": 8e-4, **_LOGGED},
+    "training": {
+        "max_steps": 20,
+        "global_batch_size": 4,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 8e-4,
+        **_LOGGED,
+    },
     "evaluation": {"documents": 2, "windows": "[256, 512]", "segment_lengths": "[512]", "segments": 2}
-    | {"prompt_lengths": "[256, 512]", "prompt_trials": 2, "tokens_per_document": 640},
+    | {"prompt_lengths": "[256, 512]", "num_prompts": 2, "tokens_per_document": 640},
 }
 
 # Step 1 of the warm-up has a rate of 0, step 2 is the best, at step 3 the rate is too high; gradients of two
 # micro-batches are added up.
 BEST = {
-    "training": {"max_steps": 3, "batch_size": 2, "per_device_train_batch_size": 1, **_LOGGED}
+    "training": {"max_steps": 3, "global_batch_size": 2, "per_device_train_batch_size": 1, **_LOGGED}
     | {"learning_rate": 0.02, "warmup_steps": 3},
     "positions": {"chunks": 3},
-    "evaluation": {"arms": "[trained]", "documents": 1, "windows": "[512]", "segments": 2, "prompt_trials": 0}
-    | {"tokens_per_document": 640, "steps": "[1, 2]", "keep": "best"},
+    "evaluation": {"models": "[trained]", "documents": 1, "windows": "[512]", "segments": 2, "num_prompts": 0}
+    | {"tokens_per_document": 640, "eval_steps": "[1, 2]", "save_best": True},
 }
 
 _PERPLEXITY: list[object] = ["evaluate", f"{UNKNOWN}/model", "--only", "perplexity", "--data", COPY]

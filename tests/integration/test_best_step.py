@@ -23,11 +23,11 @@ FAR = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}  # of the best step least
 NEAR = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}  # falls on, as the loss of training may
 CHANGES = {
     "target": 800,
-    "evaluation.arms": "[trained]",
+    "evaluation.models": "[trained]",
     "evaluation.windows": "[400]",
-    "evaluation.prompt_trials": 0,
-    "evaluation.steps": "[1, 2, 3]",
-    "evaluation.keep": "best",
+    "evaluation.num_prompts": 0,
+    "evaluation.eval_steps": "[1, 2, 3]",
+    "evaluation.save_best": True,
     "training.save_total_limit": 1,
 }
 
@@ -127,8 +127,8 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkey
 
 def test_a_best_checkpoint_that_is_gone_and_other_steps_are_refused(whole, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(whole, tmp_path / "run")
-    change = ["--set", "evaluation.steps=[1, 3]"]
-    assert "evaluation.steps" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy, *change)
+    change = ["--set", "evaluation.eval_steps=[1, 3]"]
+    assert "evaluation.eval_steps" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy, *change)
     shutil.rmtree(copy / "model")
     shutil.rmtree(copy / "checkpoints" / "checkpoint-2")
     assert "checkpoint-2" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
@@ -137,7 +137,7 @@ def test_a_best_checkpoint_that_is_gone_and_other_steps_are_refused(whole, monke
 def test_with_lora_the_additions_of_the_best_step_are_saved(files, monkeypatch, tmp_path) -> None:  # noqa: F811
     out = tmp_path / "run"
     score_by_script(monkeypatch.setattr, FAR, NEAR)
-    run(monkeypatch, *command(*files, out, **CHANGES, **{"lora.saved": "adapter"}))
+    run(monkeypatch, *command(*files, out, **CHANGES, **{"lora.save_as": "adapter"}))
     of_step = {n: weights(out / "checkpoints" / f"checkpoint-{n}", "adapter_model.safetensors") for n in (2, 4)}
     assert not same(of_step[2], of_step[4])
     assert same(weights(out / "model", "adapter_model.safetensors"), of_step[2])

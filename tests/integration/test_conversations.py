@@ -36,8 +36,8 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def changes(tmp_path: Path) -> dict[str, object]:
     text = corpus(tmp_path / "text", documents=24, words=200)
-    only = {"evaluation.arms": "[trained]", "evaluation.prompt_trials": 0, "evaluation.other": "false"}
-    return {"evaluation.source": f"[{text}]", "data.assistant_only": True, **only}
+    only = {"evaluation.models": "[trained]", "evaluation.num_prompts": 0, "evaluation.other_texts": "false"}
+    return {"evaluation.source": f"[{text}]", "data.assistant_only_loss": True, **only}
 
 
 def trained(out: Path) -> dict[int, float]:

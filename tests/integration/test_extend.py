@@ -21,12 +21,12 @@ from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
-ARMS = ("original", "pi-only", "pose")
+ARMS = ("original", "untrained", "pose")
 SMALL = {
     "target": "2k",
     "data.held_out": 0.3,
     "training.max_steps": 4,
-    "training.batch_size": 4,
+    "training.global_batch_size": 4,
     "training.per_device_train_batch_size": 2,
     "training.learning_rate": 1e-3,
     "training.logging_steps": 1,
@@ -35,7 +35,7 @@ SMALL = {
     "evaluation.documents": 2,
     "evaluation.windows": "[256, 512]",
     "evaluation.prompt_lengths": "[512]",
-    "evaluation.prompt_trials": 2,
+    "evaluation.num_prompts": 2,
 }
 
 
@@ -103,7 +103,7 @@ def test_the_run_folder_holds_everything(finished: Path) -> None:
 
 def test_the_records_hold_every_arm_in_order(finished: Path) -> None:
     readings = of_kind(finished, ReadingRecord)
-    windows = {"original": (256, 400, 512), "pi-only": (256, 512), "pose": (256, 512)}
+    windows = {"original": (256, 400, 512), "untrained": (256, 512), "pose": (256, 512)}
     made = [(r.arm, r.window) for r in readings if r.data != OTHER_TEXT]
     assert made == [(arm, w) for arm in ARMS for w in windows[arm] for _ in range(2)]
     assert len({sum(r.nll) for r in readings if r.window == 512}) == 6  # each arm has a model of its own
@@ -193,17 +193,17 @@ def test_a_model_that_lost_its_weights_is_refused_and_saved_again(finished, copy
 def test_a_report_shows_what_is_asked_for_today(finished, copy, monkeypatch) -> None:
     """Readings of other settings stay in the file, also those that were made later."""
     before = rows_of([read_folder(finished)])
-    for setting, tokens in (("evaluation.tokens_per_document=600", 599), ("evaluation.other=true", None)):
+    for setting, tokens in (("evaluation.tokens_per_document=600", 599), ("evaluation.other_texts=true", None)):
         resume(monkeypatch, copy, setting)
         rows = rows_of([read_folder(copy)])
         read = {r.tokens for row in rows for window in row.perplexity for r in row.readings(window)}
         assert (read == {599}) == (tokens == 599)
     assert [row.perplexity for row in rows] == [row.perplexity for row in before]
-    resume(monkeypatch, copy, "evaluation.windows=[512]", "evaluation.prompt_trials=1", "evaluation.documents=1")
+    resume(monkeypatch, copy, "evaluation.windows=[512]", "evaluation.num_prompts=1", "evaluation.documents=1")
     row = rows_of([read_folder(copy)])[-1]
     assert {window: len(row.readings(window)) for window in row.perplexity} == {512: 1}
     assert row.found == {"passkey": {512: (0, 1)}}
-    assert recipe_of(copy).evaluation.prompt_trials == 2  # as the run was begun
+    assert recipe_of(copy).evaluation.num_prompts == 2  # as the run was begun
 
 
 def test_perplexity_on_the_training_text_reads_held_out_documents_alone(finished, files, monkeypatch, tmp_path) -> None:

@@ -77,13 +77,13 @@ def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
     for change in (
         "data.held_out=0.3",
         "training.max_steps=2",
-        "training.batch_size=2",
+        "training.global_batch_size=2",
         "training.precision=float32",
         "evaluation.documents=1",
         "evaluation.windows=[256]",
-        "evaluation.prompt_trials=0",
-        "evaluation.arms=[trained]",
-        "evaluation.other=false",
+        "evaluation.num_prompts=0",
+        "evaluation.models=[trained]",
+        "evaluation.other_texts=false",
     ):
         small += ["--set", change]
     out, fit = tmp_path / "run", fitted / "fit.json"
@@ -119,12 +119,12 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
         "train_length=64",
         "data.held_out=0.3",
         "training.max_steps=2",
-        "training.batch_size=2",
+        "training.global_batch_size=2",
         "evaluation.documents=1",
         "evaluation.windows=[64]",
-        "evaluation.prompt_trials=0",
-        "evaluation.arms=[trained]",
-        "evaluation.other=false",
+        "evaluation.num_prompts=0",
+        "evaluation.models=[trained]",
+        "evaluation.other_texts=false",
     ):
         small += ["--set", change]
 

@@ -17,7 +17,7 @@ from tests.integration.test_extend import SMALL, command, files  # noqa: F401
 from tests.tiny import checkpoint
 
 ALSO = "[embeddings, norms]"
-QUICK = {"evaluation.arms": "[trained]", "evaluation.prompt_trials": 0, "evaluation.other": "false"}
+QUICK = {"evaluation.models": "[trained]", "evaluation.num_prompts": 0, "evaluation.other_texts": "false"}
 
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
@@ -35,9 +35,14 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
     dtype: str,
 ) -> None:
     out = tmp_path / "run"
-    changes = {"lora.saved": saved, "lora.also": ALSO, "training.precision": precision, "training.save_dtype": dtype}
+    changes = {
+        "lora.save_as": saved,
+        "lora.modules_to_save": ALSO,
+        "training.precision": precision,
+        "training.save_dtype": dtype,
+    }
     run(monkeypatch, *command(*files, out, "--lora", **QUICK, **changes))
-    assert recipe_of(out).lora.saved == saved
+    assert recipe_of(out).lora.save_as == saved
     weights = out / "model" / ("model" if saved == "merged" else "adapter_model")
     trained = load_file(weights.with_suffix(".safetensors"))
     assert {weight.dtype for weight in trained.values()} == {getattr(torch, dtype)}
@@ -62,7 +67,7 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
 def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkeypatch, tmp_path) -> None:  # noqa: F811
     out = tmp_path / "run"
     wide = checkpoint(tmp_path / "base", window=400, hidden_size=128, intermediate_size=256)  # its kernels ask for it
-    run(monkeypatch, *command(wide, files[1], out, **QUICK, **{"lora.base": "4bit"}))
+    run(monkeypatch, *command(wide, files[1], out, **QUICK, **{"lora.load_in_4bit": True}))
     trained, base = (load_model(str(folder)).state_dict() for folder in (out / "model", wide))
     moved = {name for name in base if not torch.equal(base[name], trained[name])}
     assert all(name.endswith("proj.weight") for name in moved)
@@ -73,7 +78,7 @@ def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkey
 
 def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811
     out = tmp_path / "run"
-    words = command(*files, out, **QUICK, **{"lora.saved": "adapter"})
+    words = command(*files, out, **QUICK, **{"lora.save_as": "adapter"})
     at = words.index(f"training.learning_rate={SMALL['training.learning_rate']}")
     run(monkeypatch, *words[: at - 1], *words[at + 1 :])
     assert recipe_of(out).training.learning_rate == 2e-4  # ten times that of all weights
@@ -88,9 +93,9 @@ def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monke
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"lora.targets": "[c_attn]"}, "c_attn"),
+        ({"lora.target_modules": "[c_attn]"}, "c_attn"),
         ({"lora.ranks": 8}, "lora.ranks"),
-        ({"lora.also": "[biases]"}, "biases"),
+        ({"lora.modules_to_save": "[biases]"}, "biases"),
     ],
 )
 def test_bad_settings_are_refused(files, monkeypatch, capsys, tmp_path, changes, named) -> None:  # noqa: F811

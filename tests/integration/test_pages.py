@@ -65,7 +65,7 @@ def run_page(
 ) -> None:
     """Run the blocks of a page.
 
-    ``small`` replaces texts of the page; each must be there. ``short`` has options that are added to a command, by name.
+    ``small`` replaces texts of the page; each must be there. ``no_skip`` has options that are added to a command, by name.
     """
     text = page.read_text(encoding="utf-8")
     assert not [shown for shown in small if shown not in text]
@@ -140,9 +140,9 @@ def test_an_instruct_model_is_extended_and_answers(monkeypatch: pytest.MonkeyPat
     corpus(Path("long-texts"), words=300)
     Path("report.txt").write_text("the model reads a long text", encoding="utf-8")
     Path("small.yaml").write_text(
-        "like: qwen3-8b-24gb\ntarget: 1600\noriginal_length: 400\ntrain_length: 400\ndata: {workers: 1}\n"
-        "training: {max_steps: 2, batch_size: 2, warmup_steps: 1}\n"
-        "evaluation: {windows: [400], prompt_lengths: [400], prompt_trials: 1, documents: 1, other: false}\n"
+        "extends: qwen3-8b-24gb\ntarget: 1600\noriginal_length: 400\ntrain_length: 400\n"
+        "training: {max_steps: 2, global_batch_size: 2, warmup_steps: 1}\n"
+        "evaluation: {windows: [400], prompt_lengths: [400], num_prompts: 1, documents: 1, other_texts: false}\n"
     )
     small = {"Qwen/Qwen3-8B": "base", "qwen3-8b-24gb": "small.yaml", "32k,64k,128k": "400,800", "=200": "=2"}
     evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey"]

@@ -44,15 +44,19 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
         ("--gpu-memory 8GB --gpus 8", "fits in 8.0 GB", ["yes", "no"]),
         ("--set training.optim=adamw_8bit", "optimizer, each GPU", ["2.1 GB"] * 2),  # a fifth of it is an embedding
         ("--set lora.base=float32", "weights, each GPU", ["2.7 GB", "2.7 GB"]),
-        ("--set lora.base=4bit", "weights, each GPU", ["745.8 MB", "745.8 MB"]),  # half of this model is embeddings
-        ("--set positions.scheme=full --set training.batch_size=8", "windows a step", ["8 of 16k"]),
+        (
+            "--set lora.load_in_4bit=true",
+            "weights, each GPU",
+            ["745.8 MB", "745.8 MB"],
+        ),  # half of this model is embeddings
+        ("--set positions.scheme=full_length --set training.global_batch_size=8", "windows a step", ["8 of 16k"]),
     ],
 )
 def test_what_is_set_is_planned(model, monkeypatch, capsys, words: str, line: str, cells: list[str]) -> None:
     assert planned(monkeypatch, capsys, model, "--target", "16k", *words.split())[0][line] == cells
 
 
-_LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.base=4bit"
+_LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.load_in_4bit=true"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,9 @@ def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
     assert cells[f"fits in {float(memory.removesuffix('GB')):.1f} GB"][0] == "yes"
 
 
-@pytest.mark.parametrize(("words", "examples"), [([], 8), (["--gpus", "8", "--set", "training.batch_size=32"], 4)])
+@pytest.mark.parametrize(
+    ("words", "examples"), [([], 8), (["--gpus", "8", "--set", "training.global_batch_size=32"], 4)]
+)
 def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch, capsys, words, examples: int) -> None:
     """Taken, the plan has the peak that was said, and proposes no more."""
     words = [model, "--target", "4k", "--gpu-memory", "80GB", *words]
@@ -99,7 +105,7 @@ def test_coverage_of_the_paper(model, monkeypatch, capsys) -> None:
     ("words", "named"),
     [
         (["--gpu-memory", "lots"], "lots"),
-        (["--gpus", "3"], "training.batch_size"),
+        (["--gpus", "3"], "training.global_batch_size"),
         (["--target", "4k", "--set", "train_length=8k"], "8,192"),
         (["--target", "1k"], "2,048"),
     ],

@@ -14,12 +14,12 @@ from tests.tiny import checkpoint, corpus
 SMALL = {
     "data.held_out": 0.3,
     "training.max_steps": 2,
-    "training.batch_size": 8,
+    "training.global_batch_size": 8,
     "training.per_device_train_batch_size": 4,
     "training.precision": "float32",
     "evaluation.documents": 1,
     "evaluation.windows": "[256, 512]",
-    "evaluation.prompt_trials": 0,
+    "evaluation.num_prompts": 0,
 }
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
@@ -96,7 +96,7 @@ def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_p
     from reproduction import costs
 
     monkeypatch.setattr(costs, "FACTORS", (2,))
-    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})
+    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full_length": 1})
     monkeypatch.setattr(costs, "in_own_process", lambda function, *args: function(*args))
     run(monkeypatch, "efficiency", *words, "--arm", "pose")
     text = (tmp_path / "out" / "efficiency.md").read_text()

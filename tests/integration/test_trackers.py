@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("frozen_imports")
 def test_a_runs_events_hold_what_its_records_hold(files, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     """Also if the tracker failed at first: that stops nothing, and a resume tells it again."""
     out, whole = tmp_path / "out", trackers._log
-    changes = {"training.report_to": "tensorboard", "evaluation.steps": "[2, 4]", "evaluation.documents": 2}
+    changes = {"training.report_to": "tensorboard", "evaluation.eval_steps": "[2, 4]", "evaluation.documents": 2}
 
     def fails(*_: object) -> None:
         raise RunError("no account")

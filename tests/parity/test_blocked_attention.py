@@ -46,7 +46,7 @@ def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: tor
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads", "groups", "size", "width", "short"),  # beyond so many keys blocks are larger
+    ("kind", "heads", "groups", "size", "width", "no_skip"),  # beyond so many keys blocks are larger
     [
         ("causal", 4, 2, 16, 16, blocked._SHORT),
         ("causal", 4, 2, 16, 16, 0),

@@ -54,7 +54,7 @@ def test_every_token_sees_all_before_it(family: str, attention: str | None, way:
     if way == "checkpointing":
         model.gradient_checkpointing_enable()
     if way == "lora":
-        model = adapt(model, Lora(rank=2))
+        model = adapt(model, Lora(r=2))
     batches = [collate([example]) for example in examples()]
     whole = np.triu(np.ones((TOKENS, TOKENS), dtype=bool))
     assert (influence(by_hand(model, batches)) == whole).all()

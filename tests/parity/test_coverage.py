@@ -36,7 +36,7 @@ def test_closed_form_equals_the_enumeration_of_all_plans(train, target, rule):
 )
 @pytest.mark.parametrize("contiguous", [0.0, 0.3])
 def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips, contiguous):
-    rules = ChunkRules(chunks, lengths, skips, contiguous=contiguous)
+    rules = ChunkRules(chunks, lengths, skips, no_skip_share=contiguous)
     exact = closed_form(32, 160, rules).probability
     sampled = coverage(32, 160, rules, samples=20_000, seed=7).probability
     error = np.sqrt(exact * (1 - exact) / 20_000)

@@ -88,7 +88,7 @@ def test_skips_reach_the_target_and_fall_on_several_turns(store: TokenStore) -> 
         int((np.diff(example["position_ids"][part]) != 1).sum()) for example in three for part in texts_of(example)
     ]
     assert max(skips) == 2
-    none = packed_examples(data_of(store, positions=Positions(scheme="short")))
+    none = packed_examples(data_of(store, positions=Positions(scheme="no_skip")))
     assert all((np.diff(e["position_ids"][part]) == 1).all() for e in none for part in texts_of(e))
 
 
@@ -123,7 +123,7 @@ def test_packed_logits_are_those_of_each_conversation_alone(
 
 def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("skipwise.training.trainer.mask_by_position", lambda model: None)  # which would fit the mask
-    settings = Training(max_steps=2, batch_size=2, per_device_train_batch_size=2, precision="float32")
+    settings = Training(max_steps=2, global_batch_size=2, per_device_train_batch_size=2, precision="float32")
     data, options = torch.utils.data.Subset(data_of(store), range(4)), {"seed": 0, "resume": False, "progress": False}
     mixed = llama(TARGET, vocab_size=300)
     mixed.set_attn_implementation("eager")  # adds a bool mask to its scores

@@ -23,7 +23,7 @@ def whole_logits(model, ids):
 def test_slices_are_the_whole_and_the_layers_run_once(name, monkeypatch) -> None:
     monkeypatch.setitem(perplexity._LOGITS, "cpu", 3 * 97)
     # peft's wrapper holds the layers and the output layer; only the layers may run once.
-    model = adapt(families.model("llama"), Lora(rank=2)).eval() if name == "adapted" else families.model(name).eval()
+    model = adapt(families.model("llama"), Lora(r=2)).eval() if name == "adapted" else families.model(name).eval()
     runs, layers = [], stock_model(model).base_model
     layers.layers[0].register_forward_hook(lambda *_: runs.append(1))
     ids = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))

@@ -99,7 +99,7 @@ def by_our_trainer(model: PreTrainedModel, folder: Path) -> list[float]:
         model,
         Skipped(),
         stacked,
-        Training(batch_size=4, precision="float32", **SETTINGS),
+        Training(global_batch_size=4, precision="float32", **SETTINGS),
         folder=folder,
         seed=0,
         resume=False,

@@ -119,7 +119,7 @@ def evaluate(
         other=only is None,
         tasks=[] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
         ruler_data=ruler_data,
-        prompt_trials=trials,
+        num_prompts=trials,
         seed=seed,
         precision=choose_precision(precision),
         server=serving.engine if serving else None,

@@ -113,7 +113,7 @@ def extend(
         about = timedelta(seconds=round(training))
         console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
         if sum(measuring.values()) > training:
-            console.print("to measure less, lower evaluation.prompt_trials, .windows or .documents", soft_wrap=True)
+            console.print("to measure less, lower evaluation.num_prompts, .windows or .documents", soft_wrap=True)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)
@@ -126,9 +126,7 @@ def plan(
     gpus: Annotated[int, typer.Option(min=1, help="number of GPUs")] = 1,
     gpu_memory: Annotated[str, typer.Option(help="memory of each GPU, e.g. 80GB or 80GiB")] = "80GB",
     tflops: Annotated[float, typer.Option(min=1, help="bf16 TFLOP/s of each GPU (A100: 312, H100: 989)")] = 312.0,
-    utilisation: Annotated[
-        float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")
-    ] = 0.4,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")] = 0.4,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
@@ -156,9 +154,9 @@ def plan(
     if coverage:
         _print_coverage(settings, console)
         return
-    hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
+    hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, mfu)
     compare_costs(settings, hardware, console)
-    print_planned(settings, hardware.peak * hardware.utilisation, hardware.memory, console)
+    print_planned(settings, hardware.peak * hardware.mfu, hardware.memory, console)
 
 
 def _print_coverage(recipe: Any, console: Any) -> None:

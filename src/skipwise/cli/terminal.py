@@ -124,7 +124,7 @@ def _rank() -> str:
 def _too_little_memory(error: BaseException, command: str) -> str:
     said = reason(error).split(" Of the allocated memory")[0].rstrip(".")
     less = {
-        "extend": "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model",
+        "extend": "let the run take less: --lora, lora.load_in_4bit=true, teacher=null, a smaller model",
         "evaluate": "take a smaller model, or shorter lengths (--lengths)",
     }.get(command, "take a smaller model")
     return (

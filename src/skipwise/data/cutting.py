@@ -16,14 +16,14 @@ from skipwise.recipes.schema import Positions
 class ExampleRules:
     """Rules of examples: the plan of chunks, and the loss tokens.
 
-    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
+    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_chunk_starts``
     trains it.
     """
 
     train_length: int
     target_length: int
     positions: Positions
-    train_jumps: bool = False
+    train_chunk_starts: bool = False
 
     def __post_init__(self) -> None:
         self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))  # refuses rules that do not fit the lengths
@@ -48,7 +48,7 @@ class ExampleRules:
 
         ``places`` int64 [examples, tokens] are the tokens' places in their documents.
         """
-        if self.train_jumps:
+        if self.train_chunk_starts:
             return labels.copy()
         jumps = np.zeros(places.shape, dtype=bool)
         jumps[:, 1:] = np.diff(places, axis=1) != 1

@@ -54,7 +54,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_length: L_c in tokens, as 2048 or "2k".
         target_length: L_t in tokens.
         positions: the scheme and its options; default: PoSE with two chunks.
-        data: what is trained of the text (``assistant_only``, ``train_jumps``). Where some tokens are not trained
+        data: what is trained of the text (``assistant_only_loss``, ``train_chunk_starts``). Where some tokens are not trained
             (user turns, labels of -100), every example holds a loss token (``answer_windows``), and documents without one
             are left out. Settings that choose the documents (``source``,
             ``held_out``, ``min_tokens``, ...) are for ``from_source``. Default: all text.
@@ -85,9 +85,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)
-        self.rules = ExampleRules(*lengths, positions or Positions(), data.train_jumps)
+        self.rules = ExampleRules(*lengths, positions or Positions(), data.train_chunk_starts)
         self.store, self.documents, self.seed = store, np.asarray(documents), seed
-        self._without_context = data.assistant_only or (store.labelled and len(store.context) > 0)
+        self._without_context = data.assistant_only_loss or (store.labelled and len(store.context) > 0)
         self._answers = Answers(store) if self._without_context and len(store.context) else None
         if self._answers:
             self.documents = self.documents[self._answers.counts[self.documents] > 0]
@@ -112,9 +112,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
         self.rules.plan(Rng.of(seed, 0, 0), shortest)
-        if data.assistant_only and not len(store.context):
+        if data.assistant_only_loss and not len(store.context):
             raise DataError(
-                "assistant_only trains the assistant's turns, and this text has no conversation; leave it "
+                "assistant_only_loss trains the assistant's turns, and this text has no conversation; leave it "
                 "out, or give records with messages"
             )
 
@@ -132,7 +132,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     ) -> "PoseDataset":
         """Tokenise a source (cached), and draw from its documents that are not held out.
 
-        A document has at least as many tokens as a window, ``train_length`` (the target under the scheme ``full``), or
+        A document has at least as many tokens as a window, ``train_length`` (the target under the scheme ``full_length``), or
         ``min_tokens``, if that is more. Conversations may be shorter.
 
         Args:
@@ -143,7 +143,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Raises:
             DataError: the text cannot be read, or no document of it is left to train on; and what the class raises.
         """
-        data, whole = Data.of(source), (positions or Positions()).scheme == "full"
+        data, whole = Data.of(source), (positions or Positions()).scheme == "full_length"
         store = build_token_store(data, tokenizer)
         window = parse_length(target_length if whole else train_length)
         return cls(
@@ -214,7 +214,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
 def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:
     """Refuse to pack under a scheme that has no chunks of text."""
-    if short.any() and (scheme := rules.positions.scheme) not in ("pose", "short"):
+    if short.any() and (scheme := rules.positions.scheme) not in ("pose", "no_skip"):
         raise DataError(
             f"{counted(int(short.sum()), 'document')} of fewer than {rules.train_length:,} tokens can be packed under pose and "
             f"short, not under {scheme}; set data.min_tokens={rules.train_length} to leave them out"

@@ -75,7 +75,7 @@ def _positions(
     skips are drawn by the formula above, and the tokens are those of the conversation in order.
     """
     positions = np.arange(tokens)
-    if rules.scheme != "pose" or not len(turns) or rng.random() < rules.contiguous:
+    if rules.scheme != "pose" or not len(turns) or rng.random() < rules.no_skip_share:
         return positions
     skips = min(rules.chunks - 1, len(turns))
     low = 0

@@ -103,14 +103,14 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     data = Data.of(source)
     path = Path(data.source)
     if data.source in ("stdlib", "pydoc"):
-        _refuse_settings(data, "split", "subset", "stream")
+        _refuse_settings(data, "split", "subset", "streaming")
         return _pydoc() if data.source == "pydoc" else _files(data, _stdlib_files(), skip_undecodable=True)
     if not path.exists():
         return _hub(data)
     if _is_saved(path):
-        _refuse_settings(data, "subset", "stream")
+        _refuse_settings(data, "subset", "streaming")
         return _saved(path, data)
-    _refuse_settings(data, "split", "subset", "stream")
+    _refuse_settings(data, "split", "subset", "streaming")
     if not path.is_dir():
         if not path.name.lower().endswith(ENDINGS):
             raise DataError(f"{path}: files ending in {path.suffix!r} cannot be read; {_READABLE}")
@@ -127,7 +127,7 @@ def other_source(data: Data, source: str) -> Data:
     path = Path(source)
     if source == data.source or not (source in ("stdlib", "pydoc") or path.exists()):
         return data.model_copy(update={"source": source})
-    names = ("split", "subset", "stream", "max_tokens")
+    names = ("split", "subset", "streaming", "max_train_tokens")
     kept = {"split": data.split} if _is_saved(path) else {}
     return data.model_copy(update={name: Data.model_fields[name].default for name in names} | kept | {"source": source})
 
@@ -327,7 +327,7 @@ def _hub(data: Data) -> Corpus:
     import datasets
 
     try:
-        if data.stream:
+        if data.streaming:
             builder = datasets.load_dataset_builder(source, data.subset)
             identity = f"{builder.hash} {builder.config.name} {data.split}"
             return _data_set(data, source, builder.as_streaming_dataset(split=data.split), identity, None)

@@ -10,7 +10,6 @@ The threads of the tokenizers library tokenise; memory holds a batch of document
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -71,7 +70,7 @@ def build_token_store(
     """Tokenise a source, or open its store: the same content and tokenizer have the same store.
 
     A text gets the special tokens that the tokenizer adds to a single sequence. Two processes that need the same store build it
-    once. The number of threads, ``data.workers``, is fixed when a process first tokenises.
+    once.
 
     Args:
         source: a source, or a recipe's data section.
@@ -89,7 +88,7 @@ def build_token_store(
         some = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
         on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
     template = getattr(tokenizer, "chat_template", None)
-    key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_tokens]
+    key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_train_tokens]
     fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
     home = Path(data.cache) if data.cache else default_cache()
     stores, folder = home / "tokens", home / "tokens" / fingerprint
@@ -128,11 +127,9 @@ def _build(
     draft: Path, folder: Path, corpus: Corpus, data: Data, tokenizer: Any, on_progress: OnProgress | None
 ) -> None:
     """Write the store of a corpus to ``draft``, and rename it to ``folder``."""
-    if data.workers is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
     labelled = isinstance(next(iter(corpus)).text, Tokens)
-    encode, limit = _encoder(tokenizer, vocabulary, labelled), data.max_tokens or math.inf
+    encode, limit = _encoder(tokenizer, vocabulary, labelled), data.max_train_tokens or math.inf
     try:
         with StoreWriter(draft, vocabulary) as files:
             counts = files.counts
@@ -150,7 +147,7 @@ def _build(
         draft.rename(folder)
         sync_folder(folder.parent)
     except (DataError, OSError):
-        if not data.stream:  # a stream may have broken off; other errors come again, or need the space
+        if not data.streaming:  # a stream may have broken off; other errors come again, or need the space
             shutil.rmtree(draft, ignore_errors=True)
         raise
 

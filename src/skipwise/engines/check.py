@@ -163,7 +163,7 @@ def model_folder(name: str) -> str:
     if not Path(folder).is_dir():
         folder = snapshot_download(folder)
     if base_of(folder):
-        raise ModelError(f"{folder} is an adapter, and engines read whole models. Extend with lora.saved=merged")
+        raise ModelError(f"{folder} is an adapter, and engines read whole models. Extend with lora.save_as=merged")
     return folder
 
 

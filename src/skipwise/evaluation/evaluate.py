@@ -42,7 +42,7 @@ from skipwise.model.extension import Extension
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import dtype_of
-from skipwise.recipes.schema import Arm, Recipe
+from skipwise.recipes.schema import Baseline, Recipe
 from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
@@ -97,7 +97,7 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
         texts[model.label] = read_texts(specification, model.name, origins, shown)
         tokenizer, others = load_tokenizer(model.name), []
         windows = {other.original for other in models if other.base == model.label}
-        if specification.documents and specification.other:  # a base reads other text as its models do
+        if specification.documents and specification.other_texts:  # a base reads other text as its models do
             inside = windows | (set() if model.control else {model.original})
             lengths = sorted({longest_segment(window) for window in inside})
             others = [other_text(tokenizer, length, origins, shown) for length in lengths]
@@ -234,32 +234,32 @@ class RunEvaluation:
             "strides": {str(window): rule.stride_of(window) for window in sorted(windows)},
             "tasks": [task.removeprefix(RULER) for task in rule.tasks],  # as in records
             "prompt_lengths": rule.prompt_lengths,
-            "trials": rule.prompt_trials,
+            "trials": rule.num_prompts,
             "other": self.other is not None,
         }
 
-    def label(self, arm: Arm) -> str:
+    def label(self, arm: Baseline) -> str:
         """Return the arm's name in the results: the trained model has the name of its method or scheme."""
         return self.recipe.arm if arm == "trained" else arm
 
-    def model(self, arm: Arm, trained: Path) -> EvaluatedModel:
+    def model(self, arm: Baseline, trained: Path) -> EvaluatedModel:
         """Return the arm's model: the base, the base with its interpolation, or the folder ``trained``."""
         name = str(trained) if arm == "trained" else self.recipe.model
-        extension = self.extension if arm == "pi-only" else None
+        extension = self.extension if arm == "untrained" else None
         lengths = self.extension.rope.original_length, self.extension.target_length
         return EvaluatedModel(self.label(arm), name, *lengths, weights=weights_fingerprint(name), extension=extension)
 
     def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """Plan an arm: the original also reads the original window; pi-only reads no other text."""
+        """Plan an arm: the original also reads the original window; untrained reads no other text."""
         more = [model.original] if model.label == "original" else []
-        other = [self.other] if self.other and model.label != "pi-only" else []
+        other = [self.other] if self.other and model.label != "untrained" else []
         return plan_model(self.specification, model, self.tokenizer, self.texts, QUIET, more=more, other=other)
 
     @property
     def all_batches(self) -> list[Batch]:
         """All requests, those during training included, without the fingerprints of the weights."""
         lengths = self.extension.rope.original_length, self.extension.target_length
-        models = [EvaluatedModel(self.label(arm), "", *lengths) for arm in self.specification.arms]
+        models = [EvaluatedModel(self.label(arm), "", *lengths) for arm in self.specification.models]
         during = [batch for step in self.recipe.measured_steps for batch in self.step_batches(step)]
         return [*during, *(batch for model in models for batch in self.batches(model))]
 
@@ -308,17 +308,17 @@ def plan_evaluation(
     stores = {recipe.data.source: store}
     texts = read_texts(specification, recipe.model, [origin], console, stores)
     far: list[Segment] = []
-    if recipe.evaluation.keep == "best":
+    if recipe.evaluation.save_best:
         first = specification.texts[0]
         known = stores[first.source]
         among = fair_documents(known, first, [origin], QUIET)
         far = spread_segments(known, among, target, specification.segments)
         if not far:
             raise DataError(
-                f"evaluation.keep=best needs documents of the target length, and {first.source} has none of {target:,} tokens; "
-                "give longer text by evaluation.source, or set evaluation.keep=last"
+                f"evaluation.save_best=true needs documents of the target length, and {first.source} has none of {target:,} tokens; "
+                "give longer text by evaluation.source, or set evaluation.save_best=false"
             )
-    other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
+    other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other_texts else None
     extended = EvaluatedModel("the extended model", "", original, target)
     list(plan_prompts(specification, extended, tokenizer, console, required=True))  # prints or refuses short lengths
     for warning in specification.warnings([extended], texts):
@@ -339,7 +339,7 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
 
 def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
     """Measure every arm; existing records are not measured again."""
-    for arm in evaluation.specification.arms:
+    for arm in evaluation.specification.models:
         model = evaluation.model(arm, run.model)
         load = partial(model.load, evaluation.specification.precision)
         answered(load, evaluation.batches(model), run.results, console)

@@ -111,7 +111,7 @@ def explained_answers(
             raise
         raise EvaluationError(
             f"out of memory measuring {label} at {length:,} tokens; finished records are kept. Lower the lengths (--lengths, "
-            "evaluation.windows, evaluation.prompt_lengths), leave out evaluation.steps, and run the command again"
+            "evaluation.windows, evaluation.prompt_lengths), leave out evaluation.eval_steps, and run the command again"
         ) from error
 
 
@@ -140,7 +140,7 @@ def workloads(batches: Iterable[Batch]) -> list[Workload]:
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
-    rule, arms = specification_of(recipe, original, target, "float32"), recipe.evaluation.arms
+    rule, arms = specification_of(recipe, original, target, "float32"), recipe.evaluation.models
     document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(arms) * len(rule.texts)
     readings = {length: texts * rule.documents for length in rule.windows}
     if "original" in arms and original <= rule.windows[-1]:
@@ -150,16 +150,16 @@ def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     for length, documents in readings.items():
         yield Workload("windows", length, documents * fed_tokens([document], length, rule.stride_of(length)))
     segments = {length: texts for length in rule.segment_lengths}
-    if steps and rule.keep == "best":
+    if steps and rule.save_best:
         segments[target] = segments.get(target, 0) + steps
     for length, times in segments.items():
         yield Workload("windows", length, times * rule.segments * length)
-    if rule.other and (readers := len({*arms} - {"pi-only"})):
+    if rule.other_texts and (readers := len({*arms} - {"untrained"})):
         length = longest_segment(original)
         yield Workload("windows", length, readers * len(KINDS) * most_segments(length) * length)
     for task in rule.tasks:
         for length in rule.prompt_lengths:
-            yield Workload(f"{task} prompts", length, len(arms) * rule.prompt_trials * length, scored=False)
+            yield Workload(f"{task} prompts", length, len(arms) * rule.num_prompts * length, scored=False)
 
 
 def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed) -> dict[str, float]:

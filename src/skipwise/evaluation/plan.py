@@ -264,7 +264,7 @@ def plan_prompts(
     if too_short:
         console.print(f"{model.label}: {too_short}; left out", style="yellow", soft_wrap=True)
     for first, ask in planned:
-        requests = [replace(first, trial=trial) for trial in range(specification.prompt_trials)]
+        requests = [replace(first, trial=trial) for trial in range(specification.num_prompts)]
         yield Prompts(requests, ask, tokenizer)
 
 
@@ -284,7 +284,7 @@ def _first_request(
     how, precision = specification, specification.prompt_precision
     if not is_ruler(task):
         _require_room(
-            lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.prompt_trials
+            lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.num_prompts
         )
         request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
         return request, partial(ask_number, tokenizer)
@@ -293,7 +293,7 @@ def _first_request(
     prompt = _require_room(
         lambda n, trial: ruler_prompt(tokenizer, name, length=n, trial=trial, seed=how.seed, data=data),
         length,
-        how.prompt_trials,
+        how.num_prompts,
         alike=not name.startswith("qa_"),  # the documents of questions differ in length
     )
     digest = short_digest(f"{model.digest} {data.fingerprint}".encode())

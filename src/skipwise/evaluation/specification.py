@@ -191,13 +191,13 @@ class Specification(Evaluation):
     @property
     def facts(self) -> dict[str, Any]:
         """The settings for ``run.json``."""
-        unused = {"texts", "arms", "source", "steps", "keep"}
+        unused = {"texts", "models", "source", "eval_steps", "save_best"}
         texts = [{"source": text.source, **text.reading} for text in self.texts]
         return self.model_dump(mode="json", exclude=unused) | {"texts": texts}
 
     def warnings(self, models: Sequence[EvaluatedModel], texts: Sequence[EvaluationText] = ()) -> Iterator[str]:
         """Yield what these settings cannot show, and lengths beyond a model's target."""
-        trials = self.prompt_trials
+        trials = self.num_prompts
         if "passkey" in self.tasks and wilson_interval(trials, trials)[0] < FOUND:
             yield (
                 f"{counted(trials, 'prompt')} cannot show an effective length ({FOUND:.0%} of the passkeys found); ask for "
@@ -217,7 +217,7 @@ class Specification(Evaluation):
         """What the prompts can show of two models, and of passkeys; empty without prompts."""
         if not self.tasks:
             return ""
-        prompts, hits = self.prompt_trials, least_hits(FOUND, self.prompt_trials)
+        prompts, hits = self.num_prompts, least_hits(FOUND, self.num_prompts)
         text = (
             f"{counted(prompts, 'prompt')} a task and length can show {100 * smallest_difference(prompts):.0f} points between two "
             f"models (95% interval, power {POWER:.0%}); 5 points take {prompts_for_difference(0.05):,}"
@@ -270,7 +270,7 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         RecipeError: a setting breaks its rule, or a task is unknown.
     """
     windows = sorted(set(settings.get("windows") or doubled_windows(original, target)))
-    asks = settings.get("prompt_trials", 50) > 0 and bool(settings.get("tasks"))
+    asks = settings.get("num_prompts", 50) > 0 and bool(settings.get("tasks"))
     data = settings.get("ruler_data")
     resolved = {
         "windows": windows,

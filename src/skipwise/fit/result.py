@@ -199,7 +199,7 @@ def read_fit(path: Path) -> Fit:
 _LOOKS = dict(
     zip(
         (PUBLISHED, "fitted", "power, no search", "NTK", "YaRN, fitted"),
-        ("pi-only", "pose", "cream", "randpos", "full"),
+        ("untrained", "pose", "cream", "randpos", "full_length"),
         strict=True,
     )
 )

@@ -299,7 +299,7 @@ def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: C
         if not ((folder / FILE).is_file() and read_fit(folder / FILE).finished):
             device = default_device()
             precision = choose_precision("auto", device)
-            tokens = training.max_steps * training.batch_size * recipe.train_length_of(original)
+            tokens = training.max_steps * training.global_batch_size * recipe.train_length_of(original)
             config, window = load_config(recipe.model), min(original, SHORT_WINDOW)
             minutes = max(_SHARE * training_seconds(config, tokens, window, precision, device) / 60, _LEAST)
             fit(

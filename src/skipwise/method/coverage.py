@@ -32,7 +32,7 @@ class Coverage:
     distances: np.ndarray  # int64, 1..target_length - 1, in tokens
     probability: np.ndarray  # float64
     standard_error: np.ndarray  # float64
-    train_length: int  # L_c in tokens; under ``full`` L_t
+    train_length: int  # L_c in tokens; under ``full_length`` L_t
     samples: int = 0  # the number of examples drawn; 0 for a closed form
 
     @property
@@ -71,8 +71,8 @@ def coverage(
     """
     one_of("scheme", scheme, SCHEMES)
     train, target = _check(train_length, target_length, rules.chunks if scheme == "pose" else 1)
-    if samples is None and scheme in ("short", "full"):
-        return _contiguous(target if scheme == "full" else train, target)
+    if samples is None and scheme in ("no_skip", "full_length"):
+        return _contiguous(target if scheme == "full_length" else train, target)
     if samples is None and scheme == "pose" and rules.chunks <= 2:
         return closed_form(train, target, rules)
     return _monte_carlo(train, target, replace(rules, content="zero"), scheme, samples, seed)
@@ -112,8 +112,8 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
         skips = np.sort(end_anchored_skips(train, target))
     across = np.searchsorted(skips, d - 1, side="right") - np.searchsorted(skips, d - train + 1)
     probability = (most * len(skips) - not_inside * (len(skips) - across)) / (most * len(skips))
-    if rules.contiguous:
-        probability = (1 - rules.contiguous) * probability + rules.contiguous * (d < train)
+    if rules.no_skip_share:
+        probability = (1 - rules.no_skip_share) * probability + rules.no_skip_share * (d < train)
     return Coverage(d, probability, np.zeros(len(d)), train)
 
 

@@ -43,7 +43,7 @@ class ChunkRules:
         content: ``paper``: v_0 = 0, v_i ~ U{v_(i-1)..L_x - L_c}. The others read all parts of a document as often: v_i are
             places from a ~ U{0..L_x - L_c} on, sorted, ``zero``: all of them a, contiguous text; ``aligned``: a + u_i;
             ``even``: a + U{0..L_t - L_c}; beyond the document's end counted back from it.
-        contiguous: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
+        no_skip_share: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
             positions. Its last labels have all of the window before them. The paper has none.
 
     Raises:
@@ -54,12 +54,12 @@ class ChunkRules:
     lengths: LengthRule = "paper"
     skips: SkipRule = "uniform"
     content: ContentRule = "paper"
-    contiguous: float = 0.0
+    no_skip_share: float = 0.0
 
     def __post_init__(self) -> None:
         at_least("chunks", self.chunks, 1)
-        if not 0 <= self.contiguous <= 1:
-            raise RecipeError(f"contiguous {self.contiguous:g} must lie in 0..1, a share of the examples")
+        if not 0 <= self.no_skip_share <= 1:
+            raise RecipeError(f"no_skip_share {self.no_skip_share:g} must lie in 0..1, a share of the examples")
         for name, rule in (("lengths", LengthRule), ("skips", SkipRule), ("content", ContentRule)):
             one_of(name, getattr(self, name), get_args(rule))
         if self.lengths == "released" and self.chunks != 2:
@@ -133,8 +133,8 @@ def pose(
         offsets = _even(rng, room, rules.chunks, target_length - train_length)
     else:
         offsets = _placed(rng, room, skips if rules.content == "aligned" else np.zeros_like(skips))
-    if rules.contiguous:
-        skipping = (rng.uniform(_CONTIGUOUS) >= rules.contiguous)[:, None]
+    if rules.no_skip_share:
+        skipping = (rng.uniform(_CONTIGUOUS) >= rules.no_skip_share)[:, None]
         skips, offsets = skips * skipping, np.where(skipping, offsets, _placed(rng, room, np.zeros_like(skips)))
     return Plans(lengths, skips, offsets)
 
@@ -226,7 +226,7 @@ def full_length(
     return _contiguous(rng, target_length, document_lengths)
 
 
-def short(
+def no_skip(
     rng: Rng, train_length: int, target_length: int, document_lengths: np.ndarray, rules: ChunkRules = PAPER
 ) -> Plans:
     """Draw plans of the control without skips: L_c contiguous tokens at positions 0..L_c - 1."""
@@ -236,7 +236,13 @@ def short(
 
 Scheme = Callable[[Rng, int, int, np.ndarray, ChunkRules], Plans]
 
-SCHEMES: dict[str, Scheme] = {"pose": pose, "randpos": randpos, "cream": cream, "full": full_length, "short": short}
+SCHEMES: dict[str, Scheme] = {
+    "pose": pose,
+    "randpos": randpos,
+    "cream": cream,
+    "full_length": full_length,
+    "no_skip": no_skip,
+}
 
 
 def _chunk_lengths(rng: Rng, train_length: int, rules: ChunkRules) -> np.ndarray:
@@ -294,7 +300,7 @@ def _contiguous(rng: Rng, tokens: int, document_lengths: np.ndarray) -> Plans:
 def _check(
     train_length: int | str, target_length: int | str, document_lengths: np.ndarray, *, full: bool = False
 ) -> tuple[int, int]:
-    """Return both lengths in tokens. Every document must have L_c tokens, or L_t for a ``full`` scheme."""
+    """Return both lengths in tokens. Every document must have L_c tokens, or L_t for a ``full_length`` scheme."""
     train, target = parse_length(train_length), parse_length(target_length)
     if train > target:
         raise RecipeError(f"train length {train:,} must not exceed the target length {target:,}; lower it")

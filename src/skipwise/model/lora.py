@@ -34,10 +34,8 @@ def require_installed(rules: Lora) -> None:
     """Require peft, and bitsandbytes for a base in 4 bits."""
     if find_spec("peft") is None:
         raise RecipeError(f"lora needs the package peft: {pip_install('lora')}. Or leave lora out")
-    if rules.base == "4bit" and find_spec("bitsandbytes") is None:
-        raise RecipeError(
-            f"lora.base = '4bit' needs the package bitsandbytes: {pip_install('qlora')}. Or set lora.base=auto"
-        )
+    if rules.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise RecipeError(f"lora.load_in_4bit needs the package bitsandbytes: {pip_install('qlora')}. Or leave it out")
 
 
 def stock_model(model: Any) -> PreTrainedModel:
@@ -61,29 +59,31 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
         "embeddings": lambda part: part is embedding,
         "norms": lambda part: type(part).__name__.endswith("Norm"),
     }
-    whole = [name for kind in rules.also for name in _names(model, kinds[kind])]
+    layers = (_names(model, kinds[name]) if name in kinds else [name] for name in rules.modules_to_save)
+    whole = [name for names in layers for name in names]
     config = LoraConfig(
         task_type="CAUSAL_LM",
-        r=rules.rank,
-        lora_alpha=cast(int, rules.alpha) if rules.alpha is not None else 2 * rules.rank,
-        lora_dropout=rules.dropout,
-        target_modules=rules.targets,
+        r=rules.r,
+        lora_alpha=cast(int, rules.lora_alpha) if rules.lora_alpha is not None else 2 * rules.r,
+        lora_dropout=rules.lora_dropout,
+        target_modules=rules.target_modules,
         modules_to_save=whole or None,
-        ensure_weight_tying=bool(model.config.get_text_config().tie_word_embeddings) and "embeddings" in rules.also,
+        ensure_weight_tying=bool(model.config.get_text_config().tie_word_embeddings)
+        and "embeddings" in rules.modules_to_save,
     )
     # peft adapts the other targets if one matches no layer. Its rule: the end of a layer's name after a dot.
     names = [f".{name}" for name, _ in model.named_modules()]
-    listed = [] if isinstance(rules.targets, str) else rules.targets
+    listed = [*whole, *([] if isinstance(rules.target_modules, str) else rules.target_modules)]
     if unknown := [target for target in listed if not any(name.endswith(f".{target}") for name in names)]:
         linear = ", ".join(_names(model, lambda part: isinstance(part, torch.nn.Linear)))
-        raise RecipeError(f"lora.targets has no such layers: {', '.join(unknown)}. The linear layers are {linear}")
+        raise RecipeError(f"lora: the model has no layers {', '.join(unknown)}. The linear layers are {linear}")
     try:
         with random_state_kept(model.device):
             torch.manual_seed(seed)
             return _with_additions(model, config, load_file(state) if state else None)
     except ValueError as error:
         raise RecipeError(
-            f"lora.targets = {rules.targets!r} cannot be adapted ({error}). Name linear layers, or choose all-linear"
+            f"lora.target_modules = {rules.target_modules!r} cannot be adapted ({error}). Name linear layers, or choose all-linear"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Read a recipe from YAML with the changes of a command line, and write it back.
 
-A recipe has the fields of ``skipwise.recipes.schema``; an unknown key is an error. ``like`` gives another recipe to start from.
+A recipe has the fields of ``skipwise.recipes.schema``; an unknown key is an error. ``extends`` gives another recipe to start from.
 Each run folder has its recipe with every default.
 """
 
@@ -123,7 +123,7 @@ def dump_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def _read_recipe(source: str | Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the keys of a recipe over those of the recipe in its ``like``; ``children`` led here by ``like``."""
+    """Return the keys of a recipe over those of the recipe in its ``extends``; ``children`` led here by ``extends``."""
     path = Path(expanded(str(source)))
     if not path.is_file():
         path = _SHIPPED / f"{str(source).removeprefix('recipes/').removesuffix('.yaml')}.yaml"
@@ -136,12 +136,12 @@ def _read_recipe(source: str | Path, children: tuple[Path, ...] = ()) -> dict[st
     values = read_file(path) or {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
-    if (like := values.pop("like", None)) is None:
+    if (parent := values.pop("extends", None)) is None:
         return values
-    if not isinstance(like, str) or path.resolve() in children:
-        raise RecipeError(f"{path}: like = {_short(like)} must name another recipe, a file or a shipped one")
-    sibling = path.parent / expanded(like)
-    return over(_read_recipe(sibling if sibling.is_file() else like, (*children, path.resolve())), values)
+    if not isinstance(parent, str) or path.resolve() in children:
+        raise RecipeError(f"{path}: extends = {_short(parent)} must name another recipe, a file or a shipped one")
+    sibling = path.parent / expanded(parent)
+    return over(_read_recipe(sibling if sibling.is_file() else parent, (*children, path.resolve())), values)
 
 
 def _short(value: Any) -> str:

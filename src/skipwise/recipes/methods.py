@@ -8,13 +8,13 @@ RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "pose": {  # docs/method.md has the reasons
-        "positions": {"content": "even", "contiguous": 0.0},
-        "data": {"train_jumps": False},
+        "positions": {"content": "even", "no_skip_share": 0.0},
+        "data": {"train_chunk_starts": False},
         "training": {"adam_beta2": 0.95},
     },
     "paper": {  # PoSE to the letter (Zhu et al., ICLR 2024)
-        "positions": {"skips": "uniform", "content": "paper", "contiguous": 0.0},
-        "data": {"train_jumps": True},
+        "positions": {"skips": "uniform", "content": "paper", "no_skip_share": 0.0},
+        "data": {"train_chunk_starts": True},
         "training": {"adam_beta2": 0.999},
     },
 }

@@ -8,15 +8,15 @@ from skipwise.errors import ModelError, nearest
 PACKAGED = ("nano", "smollm2")  # models that come by name, without a folder or the hub
 _MODEL = "model"  # the folder of a run folder that has its model
 
-BASELINES = ("original", "pi-only")
+BASELINES = ("original", "untrained")
 ARM_NAMES = {  # label in records: name in tables
     "original": "original",
-    "pi-only": "PI-only",
-    "short": "short",
+    "untrained": "no training",
+    "no_skip": "no skips",
     "randpos": "RandPos",
     "cream": "CREAM",
     "pose": "PoSE",
-    "full": "full-length",
+    "full_length": "full-length",
 }
 
 

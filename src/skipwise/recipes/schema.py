@@ -44,7 +44,7 @@ Name = Annotated[
     str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name), AfterValidator(expanded)
 ]
 Texts = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
-Arm = Literal["original", "pi-only", "trained"]
+Baseline = Literal["original", "untrained", "trained"]
 
 
 class Section(BaseModel):
@@ -98,12 +98,12 @@ class Positions(Section):
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field("even", description="how content offsets v_i are drawn (pose)")
-    contiguous: float = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
+    no_skip_share: float = Field(PAPER.no_skip_share, ge=0, le=1, description="share of examples without skips (pose)")
 
     @property
     def rules(self) -> ChunkRules:
         """The options of ``scheme``."""
-        return ChunkRules(self.chunks, self.lengths, self.skips, self.content, self.contiguous)
+        return ChunkRules(self.chunks, self.lengths, self.skips, self.content, self.no_skip_share)
 
 
 class Data(Section):
@@ -116,21 +116,20 @@ class Data(Section):
     source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
-    stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
-    max_tokens: Tokens | None = Field(
+    streaming: bool = Field(False, description="stream from the hub instead of downloading; needs max_train_tokens")
+    max_train_tokens: Tokens | None = Field(
         None, description="of the training text; stop after the document that reaches it; default: all"
     )
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
-    assistant_only: bool = Field(False, description="of conversations, train only the assistant's turns")
+    assistant_only_loss: bool = Field(False, description="of conversations, train only the assistant's turns")
     min_tokens: Length | None = Field(
         None, description="shortest document used; default: the train length, and all conversations"
     )
     held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
-    train_jumps: bool = Field(
+    train_chunk_starts: bool = Field(
         False, description="train the first label of each chunk too, which does not follow from the text before it"
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
-    workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -140,14 +139,14 @@ class Data(Section):
     @property
     def reading(self) -> dict[str, Any]:
         """The settings besides ``source`` that decide the documents."""
-        return self.model_dump(include={"text_field", "split", "subset", "stream"})
+        return self.model_dump(include={"text_field", "split", "subset", "streaming"})
 
     @model_validator(mode="after")
     def _stream_ends(self) -> "Data":
-        if self.stream and self.max_tokens is None:
+        if self.streaming and self.max_train_tokens is None:
             raise ValueError(
-                f"data.stream of {self.source} needs a limit; set data.max_tokens, e.g. to training.max_steps x "
-                "training.batch_size x train_length"
+                f"data.streaming of {self.source} needs a limit; set data.max_train_tokens, e.g. to training.max_steps x "
+                "training.global_batch_size x train_length"
             )
         return self
 
@@ -155,17 +154,16 @@ class Data(Section):
 class Training(Section):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
-    ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
+    ``global_batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
     number of processes, so one GPU and eight GPUs see the same examples in each step.
     """
 
     model_config = ConfigDict(extra="allow")
 
     max_steps: int = Field(1000, gt=0, le=_MOST, description="optimizer steps")
-    batch_size: int = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
+    global_batch_size: int = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
     per_device_train_batch_size: int = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
     learning_rate: float = Field(RATES[False], gt=0)
-    lr_scheduler_type: str = "linear"
     warmup_steps: float = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
@@ -197,24 +195,24 @@ class Training(Section):
 class Lora(Section):
     """LoRA: train low-rank additions to frozen weights (``skipwise.model.lora``)."""
 
-    rank: int = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
-    alpha: float | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
-    dropout: float = Field(0.0, ge=0, lt=1)
-    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
+    r: int = Field(16, ge=1, le=2**16, description="rank of each addition")
+    lora_alpha: float | None = Field(None, gt=0, description="additions count lora_alpha / r times; default: 2 r")
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
-    also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
-    base: Literal["auto", "float32", "4bit"] = Field(
-        "auto", description="data type of the frozen weights; auto: as training.precision"
+    modules_to_save: list[str] = Field(
+        [], description="layers trained in full as well: embeddings, norms, or names of layers"
     )
-    saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
+    load_in_4bit: bool = Field(False, description="train on a base in 4 bits (QLoRA)")
+    save_as: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
 
 
 class Evaluation(Section):
     """Measurements after training, on held-out documents."""
 
-    arms: Annotated[list[Arm], Field(min_length=1), _ONCE] = Field(
-        ["original", "pi-only", "trained"], description="models measured"
+    models: Annotated[list[Baseline], Field(min_length=1), _ONCE] = Field(
+        ["original", "untrained", "trained"], description="models measured"
     )
     source: Texts | None = Field(None, description="one text or several; default: the held-out documents of data")
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
@@ -229,18 +227,16 @@ class Evaluation(Section):
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
-    prompt_trials: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
+    num_prompts: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
     segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
     segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
-    other: bool = Field(
+    other_texts: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"
     )
-    steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
+    eval_steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
-    keep: Literal["last", "best"] = Field(
-        "last", description="weights saved: of the last step, or of the best of steps and the last step"
-    )
+    save_best: bool = Field(False, description="save the best of eval_steps and the last step, not the last")
 
 
 class Recipe(Section):
@@ -280,8 +276,8 @@ class Recipe(Section):
     @property
     def measured_steps(self) -> list[int]:
         """The training steps after which the model is measured, with the last one if the best is kept."""
-        steps = self.evaluation.steps or []
-        return steps if self.evaluation.keep == "last" else sorted({*steps, self.training.max_steps})
+        steps = self.evaluation.eval_steps or []
+        return sorted({*steps, self.training.max_steps}) if self.evaluation.save_best else steps
 
     @property
     def arm(self) -> str:
@@ -312,15 +308,15 @@ class Recipe(Section):
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}; lower it"
             )
-        steps, last = self.evaluation.steps, self.training.max_steps
+        steps, last = self.evaluation.eval_steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
-                f"evaluation.steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
+                f"evaluation.eval_steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
             )
-        if self.evaluation.keep == "best" and not any(step < last for step in steps or []):
+        if self.evaluation.save_best and not any(step < last for step in steps or []):
             raise ValueError(
-                f"evaluation.keep 'best' needs evaluation.steps below the last step {last:,}, and evaluation.steps {steps} "
-                "has none; add some, or set evaluation.keep=last"
+                f"evaluation.save_best needs evaluation.eval_steps below the last step {last:,}, and evaluation.eval_steps {steps} "
+                "has none; add some, or leave save_best out"
             )
         return self
 

@@ -57,16 +57,16 @@ class Look(NamedTuple):
 # Mid-tones, at least 3:1 against white and against #15181c.
 ARM_LOOKS = {
     "original": Look("#848c96", "o", ""),
-    "pi-only": Look("#d9760f", "s", "///"),
+    "untrained": Look("#d9760f", "s", "///"),
     "pose": Look("#2f7de1", "D", ""),
-    "full": Look("#1a9a60", "^", "\\\\\\"),
+    "full_length": Look("#1a9a60", "^", "\\\\\\"),
     "randpos": Look("#a162d6", "v", "xxx"),
     "cream": Look("#0f97a8", "X", "---"),
-    "short": Look("#a8693d", "P", "..."),
+    "no_skip": Look("#a8693d", "P", "..."),
 }
 OTHER_LOOK = Look("#c9508f", "*", "|||")
 # For labels that are not arms: blue first, the original's grey last.
-_FREE = [*(ARM_LOOKS[arm] for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")), OTHER_LOOK]
+_FREE = [*(ARM_LOOKS[arm] for arm in ("pose", "untrained", "full_length", "randpos", "cream", "no_skip")), OTHER_LOOK]
 _FREE += [ARM_LOOKS["original"]]
 DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 

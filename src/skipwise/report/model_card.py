@@ -154,7 +154,7 @@ def _ways_to_load(folder: Path) -> list[str]:
             "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
             f"```python\n{_peft_code(resolve(base), HERE)}\n```\n",
             f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
-            'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.saved: merged` in the recipe.',
+            'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.save_as: merged` in the recipe.',
         ]
     return [
         "Stock transformers loads it; the interpolation is in `config.json`:\n",

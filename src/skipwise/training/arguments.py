@@ -29,13 +29,13 @@ _ELSEWHERE = {
     **dict.fromkeys(("seed", "data_seed"), "seed at the top of the recipe"),
     **dict.fromkeys(("bf16", "fp16"), "training.precision"),
     "num_train_epochs": "training.max_steps",
-    "gradient_accumulation_steps": "training.batch_size, the global batch",
+    "gradient_accumulation_steps": "training.global_batch_size, the global batch",
     "auto_find_batch_size": "training.per_device_train_batch_size",
     "save_strategy": "training.save_steps",
     "save_only_model": "training.save_total_limit",
     "logging_strategy": "training.logging_steps",
-    **dict.fromkeys(("eval_strategy", "eval_steps"), "evaluation.steps"),
-    "load_best_model_at_end": "evaluation.keep=best",
+    **dict.fromkeys(("eval_strategy", "eval_steps"), "evaluation.eval_steps"),
+    "load_best_model_at_end": "evaluation.save_best=true",
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "--launch, or accelerate launch with its own config"),
     "use_cpu": "CUDA_VISIBLE_DEVICES= in the environment",
     "push_to_hub": "skipwise publish, after training",
@@ -104,7 +104,7 @@ def known_fields(settings: Training) -> dict[str, Any]:
         if _renamed(name) not in hints:
             valid = {*type(settings).model_fields, *hints} - _ELSEWHERE.keys() - _REFUSED
             raise RecipeError(f"training.{name} is no field of transformers.TrainingArguments{nearest(name, valid)}")
-    given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
+    given = settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"})
     given = {field: _typed(name, given[name], hints[field]) for name in given if (field := _renamed(name))}
     if "report_to" in given:
         given["report_to"] = reported_to(settings)
@@ -149,11 +149,11 @@ def settings_errors() -> Iterator[None]:
 
 def accumulation(settings: Training, workers: int) -> int:
     """Return the forward passes per optimizer step of each of ``workers`` processes."""
-    batch, micro = settings.batch_size, settings.per_device_train_batch_size
+    batch, micro = settings.global_batch_size, settings.per_device_train_batch_size
     together = micro * workers
     if batch % together:
         raise RecipeError(
-            f"training.batch_size = {batch} must be a multiple of {together} (per_device_train_batch_size {micro} x {workers} "
-            f"processes); set batch_size={max(together, batch // together * together)}"
+            f"training.global_batch_size = {batch} must be a multiple of {together} (per_device_train_batch_size {micro} x {workers} "
+            f"processes); set global_batch_size={max(together, batch // together * together)}"
         )
     return batch // together

@@ -55,7 +55,7 @@ class PoseCollator(RequirePositions):
         target_length: L_t in tokens.
         positions: the scheme and its options; default: PoSE with two chunks.
         seed: of all examples.
-        train_jumps: train the first label of a chunk too (``ExampleRules``).
+        train_chunk_starts: train the first label of a chunk too (``ExampleRules``).
 
     Raises:
         SkipwiseError: no plan fits the lengths, or the options leave nothing to train.
@@ -68,12 +68,12 @@ class PoseCollator(RequirePositions):
         *,
         positions: Positions | None = None,
         seed: int = 0,
-        train_jumps: bool = False,
+        train_chunk_starts: bool = False,
     ) -> None:
         super().__init__(target_length)
         at_least("seed", seed, 0)
         lengths = parse_length(train_length), parse_length(target_length)
-        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps)
+        self.rules = ExampleRules(*lengths, positions or Positions(), train_chunk_starts)
         self.seed = seed
         self._epoch = shared_epoch(_UNKNOWN)
 
@@ -85,8 +85,8 @@ class PoseCollator(RequirePositions):
         """Start with the epoch in which the Trainer starts or resumes, and watch what reaches the model."""
         self.set_epoch(int(state.epoch or 0))
         rules = self.rules.positions
-        whole = rules.scheme == "pose" and (rules.chunks == 1 or rules.contiguous == 1)  # others take no such option
-        if rules.scheme not in ("full", "short") and not whole:
+        whole = rules.scheme == "pose" and (rules.chunks == 1 or rules.no_skip_share == 1)  # others take no such option
+        if rules.scheme not in ("full_length", "no_skip") and not whole:
             super().on_train_begin(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -33,7 +33,7 @@ class Hardware:
     gpus: int = 1
     memory: float = 80e9  # bytes of each GPU
     peak: float = 312e12  # bf16 operations a second of each GPU, by its maker
-    utilisation: float = 0.4  # MFU, the fraction of the peak that training reaches
+    mfu: float = 0.4  # MFU, the fraction of the peak that training reaches
 
     def holds(self, needed: float) -> bool:
         """Return whether a GPU holds the bytes needed and leaves ``ROOM`` free."""
@@ -82,7 +82,7 @@ def estimate_cost(
         )
     micro = min(micro or settings.per_device_train_batch_size, batch)
     gpus, sharded = hardware.gpus, hardware.gpus > 1
-    frozen_low = rules is not None and rules.base != "float32"
+    frozen_low = rules is not None
     low = settings.precision != "float32" and (sharded or frozen_low)
     cost = step_cost(
         config,
@@ -97,7 +97,7 @@ def estimate_cost(
         ),
     )
     loading = (2 if low and rules else 4) * cost.parameters
-    four_bits = rules is not None and rules.base == "4bit"
+    four_bits = rules is not None and rules.load_in_4bit
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
     operations = cost.operations * batch / micro
     each, of_embedding = OPTIMIZER_BYTES.get(settings.optim) or (8, 8)  # an unknown one counts as AdamW
@@ -113,7 +113,7 @@ def estimate_cost(
         else each * (cost.trained - cost.embedded) + of_embedding * cost.embedded,
         activations=cost.activations,
         loading=loading - saved,
-        hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.utilisation) / 3600,
+        hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.mfu) / 3600,
     )
 
 
@@ -125,7 +125,7 @@ def has_checkpointing(settings: Training) -> bool:
 def timed_tokens(prepared: PreparedRun) -> int:
     """Return the tokens of plain training, of all weights, that take as long as the run's training."""
     recipe = prepared.recipe
-    tokens = recipe.training.max_steps * recipe.training.batch_size * prepared.window
+    tokens = recipe.training.max_steps * recipe.training.global_batch_size * prepared.window
     # Backward takes two forward passes, or one through frozen weights, as with LoRA; activation checkpointing adds one.
     return tokens * ((2 if recipe.lora else 3) + has_checkpointing(recipe.training)) // 3
 
@@ -134,7 +134,7 @@ def fuller_pass(
     config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
 ) -> tuple[int, CostEstimate] | None:
     """Return the most windows in a pass, of at most 16,384 tokens, that fit, and their cost; None if no more fit."""
-    batch, gpus, micro = recipe.training.batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
+    batch, gpus, micro = recipe.training.global_batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
     for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
         if batch % (gpus * examples) == 0:
             estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
@@ -162,12 +162,14 @@ def smallest_change(
         runs.append(("--set training.optim=adamw_8bit", eight, 1))
     runs.append((lora, {"lora": rules}, gpus))
     if gpus == 1:
-        runs.append((f"{lora}--set lora.base=4bit", {"lora": rules.model_copy(update={"base": "4bit"})}, 1))
+        runs.append(
+            (f"{lora}--set lora.load_in_4bit=true", {"lora": rules.model_copy(update={"load_in_4bit": True})}, 1)
+        )
     runs += [(f"{lora}--gpus {more}", {"lora": rules}, more) for more in (2, 4, 8, 16, 32, 64) if more > gpus]
     for options, changes, more in runs:
-        if settings.batch_size % more == 0:
+        if settings.global_batch_size % more == 0:
             changed = recipe.model_copy(update={"training": light, **changes})
-            estimate = estimate_cost(config, changed, window, settings.batch_size, replace(hardware, gpus=more))
+            estimate = estimate_cost(config, changed, window, settings.global_batch_size, replace(hardware, gpus=more))
             if hardware.holds(estimate.memory):
                 return f"{small}{options}".strip(), estimate
     return None
@@ -191,17 +193,17 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     fix = "--lora, a smaller model, or several GPUs (--launch zero3)"
     if rules:
         low = dtype_of(choose_precision(training.precision, device)).itemsize
-        held, fix = {"4bit": 0.5, "float32": 4}.get(rules.base, low), "lora.base=4bit, or a smaller model"
-    merged = 4 if rules and rules.saved == "merged" else 0
+        held, fix = 0.5 if rules.load_in_4bit else low, "lora.load_in_4bit=true, or a smaller model"
+    merged = 4 if rules and rules.save_as == "merged" else 0
     model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize
     checkpoint = 0 if rules else 4 + moments
     saved = math.ceil(training.max_steps / training.save_steps)
-    kept = training.save_total_limit + (recipe.evaluation.keep == "best")
+    kept = training.save_total_limit + recipe.evaluation.save_best
     written = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
     needs: list[tuple[str, float, int | None, str]] = []
     if not several:
         needs.append((f"training {recipe.model} in memory", held, machine_memory(device), fix))
-        needs.append(("merging LoRA", merged, machine_memory(torch.device("cpu")), "lora.saved=adapter"))
+        needs.append(("merging LoRA", merged, machine_memory(torch.device("cpu")), "lora.save_as=adapter"))
     if folder is not None:
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
         free = shutil.disk_usage(there).free

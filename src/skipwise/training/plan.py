@@ -31,7 +31,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     """Print the documents, tokenizer, steps, tokens and trained parameters of a run."""
     recipe, ext, store, data = run.recipe, run.extension, run.store, run.dataset
     training, lengths = recipe.training, store.lengths[run.split.train]
-    tokens = training.max_steps * training.batch_size * run.window
+    tokens = training.max_steps * training.global_batch_size * run.window
     console.print(f"{recipe.model}: {_extension_line(run.config, ext, recipe)}", style="bold")
     lines = [
         _replaced_scaling(run.config, ext),
@@ -53,7 +53,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
             )
     lines += [
         _special_tokens(run.tokenizer),
-        f"training: {counted(training.max_steps, 'step')} of {training.batch_size:,} x {run.window:,} tokens = {tokens:,} "
+        f"training: {counted(training.max_steps, 'step')} of {training.global_batch_size:,} x {run.window:,} tokens = {tokens:,} "
         f"tokens ({tokens / int(lengths.sum()):,.1f} epochs), {run.precision} on {run.device.type}",
         f"learning rate {training.learning_rate:g} after a warm-up of {_warmup(training.warmup_steps)}, {training.optim}; "
         f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
@@ -62,7 +62,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     if recipe.lora:
         trained, parameters = lora.trained_share(run.config, recipe.lora)
         share = f"{trained:,} of {parameters:,} parameters are trained ({trained / parameters:.2%})"
-        lines.append(f"LoRA of rank {recipe.lora.rank}: {share}")
+        lines.append(f"LoRA of rank {recipe.lora.r}: {share}")
     for line in filter(None, lines):
         console.print(line)
 
@@ -145,11 +145,11 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     own, ours = window_of(recipe, extension), arm_name(recipe.arm)
-    batch, micro, gpus = recipe.training.batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
+    batch, micro, gpus = recipe.training.global_batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
     accumulation(recipe.training, gpus)
     planned = {ours: (recipe, own)}
-    if recipe.positions.scheme != "full":
-        planned[arm_name("full")] = recipe, extension.target_length
+    if recipe.positions.scheme != "full_length":
+        planned[arm_name("full_length")] = recipe, extension.target_length
     rows = {}
     with doing("running one step of each without data", console):
         for name, (run, window) in planned.items():
@@ -167,8 +167,8 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     console.print(_table(rows, recipe.training.max_steps, hardware))
     on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(
-        f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.utilisation:.0%} of "
-        f"{hardware.peak / 1e12:.0f} TFLOP/s each (--utilisation). Short windows may reach less: 12% with LoRA and 20% with all "
+        f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.mfu:.0%} of "
+        f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
         f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
     )
     if far := _large_factor(extension):

@@ -58,9 +58,7 @@ class PreparedRun:
     @property
     def base_dtype(self) -> torch.dtype:
         """Return the dtype to load the model in: float32, or a lower one for weights that LoRA freezes."""
-        if self.recipe.lora is None or self.recipe.lora.base == "float32":
-            return torch.float32
-        return dtype_of(self.precision)
+        return dtype_of(self.precision) if self.recipe.lora else torch.float32
 
     @property
     def origin(self) -> Origin:
@@ -113,7 +111,7 @@ class PreparedRun:
 
     @cached_property
     def dataset(self) -> PoseDataset:
-        """The examples of the run in order: index = step * batch_size + place in the batch."""
+        """The examples of the run in order: index = step * global_batch_size + place in the batch."""
         recipe = self.recipe
         return PoseDataset(
             self.store,
@@ -122,7 +120,7 @@ class PreparedRun:
             target_length=self.extension.target_length,
             positions=recipe.positions,
             data=recipe.data,
-            examples=recipe.training.max_steps * recipe.training.batch_size,
+            examples=recipe.training.max_steps * recipe.training.global_batch_size,
             seed=recipe.seed,
         )
 
@@ -138,21 +136,21 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     window, train_length = window_of(recipe, extension), recipe.train_length_of(extension.rope.original_length)
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses wrong settings before the text is read
     engine, rules = processes.sharding(launch), recipe.lora
-    if engine and recipe.evaluation.steps:
+    if engine and recipe.evaluation.eval_steps:
         raise RecipeError(
-            f"evaluation.steps = {recipe.evaluation.steps} needs the whole model, and {engine} shards it; leave it out, with "
-            "evaluation.keep, or choose --launch ddp"
+            f"evaluation.eval_steps = {recipe.evaluation.eval_steps} needs the whole model, and {engine} shards it; leave it out, with "
+            "evaluation.save_best, or choose --launch ddp"
         )
-    if engine and rules and rules.base == "4bit":
-        raise RecipeError(f"lora.base = '4bit' cannot be sharded by {engine}; choose --launch ddp")
+    if engine and rules and rules.load_in_4bit:
+        raise RecipeError(f"lora.load_in_4bit cannot be sharded by {engine}; choose --launch ddp")
     if rules:
         lora.require_installed(rules)
-        if rules.saved == "adapter" and lora.base_of(resolve(recipe.model)):
-            raise RecipeError(f"{recipe.model} is an adapter, which cannot be another's base; set lora.saved=merged")
+        if rules.save_as == "adapter" and lora.base_of(resolve(recipe.model)):
+            raise RecipeError(f"{recipe.model} is an adapter, which cannot be another's base; set lora.save_as=merged")
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
-    whole = recipe.positions.scheme == "full"
+    whole = recipe.positions.scheme == "full_length"
     split = split_documents(store, recipe.data, window, whole=whole)
     short = int((store.lengths[split.train] < train_length).sum())
     if store.holds_conversations and short and not whole and (kinds := other_layers(config.get_text_config())):
@@ -177,4 +175,4 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; lower it, or set null for "
             "the default"
         )
-    return extension.target_length if recipe.positions.scheme == "full" else train_length
+    return extension.target_length if recipe.positions.scheme == "full_length" else train_length

@@ -90,12 +90,12 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
 
     The evaluation decides it only if the best step is kept; the cache never does, nor the method's name.
     """
-    free: Any = {"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
+    free: Any = {"method": True, "evaluation": True, "data": {"cache", "streaming"}}
     settings = _flatten(recipe.model_dump(mode="json", exclude=free))
     rule = recipe.evaluation
-    settings["evaluation.keep"] = rule.keep
-    if rule.keep == "best":
-        settings |= {"evaluation.steps": rule.steps, "evaluation.segments": rule.segments}
+    settings["evaluation.save_best"] = rule.save_best
+    if rule.save_best:
+        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.segments": rule.segments}
         settings["evaluation.source"] = recipe.measured_sources[0]
     return settings
 
@@ -181,7 +181,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
         prepared.extension,
         dtype=prepared.base_dtype,
         device=prepared.device,
-        four_bits=rules is not None and rules.base == "4bit",
+        four_bits=rules is not None and rules.load_in_4bit,
     )
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
@@ -260,7 +260,7 @@ def save_trained(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) 
     """Save the trained model in ``training.save_dtype``, with LoRA merged or as an adapter in float32."""
     check_frequencies(model, prepared.extension)
     rules, adapter_of = prepared.recipe.lora, None
-    if rules and rules.saved == "adapter":
+    if rules and rules.save_as == "adapter":
         adapter_of = prepared.recipe.model
     elif rules:
         model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))

@@ -58,7 +58,7 @@ def train(
     best: Callable[[], int | None] = lambda: None,
     progress: bool = True,
 ) -> TrainingSummary:
-    """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
+    """Train ``model`` in place on the first ``max_steps * global_batch_size`` examples of ``dataset``, in order.
 
     Trained weights are float32. Checkpoints go to ``folder``, also after the last step. With ``resume`` training
     continues from the newest complete checkpoint, or starts if there is none.
@@ -126,11 +126,11 @@ def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
 
 def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
     """Return the examples of the run as one epoch; a resume after the last step then trains no further."""
-    available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.batch_size
+    available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.global_batch_size
     if available < needed:
         raise RecipeError(
-            f"the data set has {counted(available, 'example')}, and training.max_steps x batch_size needs {needed:,}; set "
-            f"training.max_steps={available // settings.batch_size} or give more"
+            f"the data set has {counted(available, 'example')}, and training.max_steps x global_batch_size needs {needed:,}; set "
+            f"training.max_steps={available // settings.global_batch_size} or give more"
         )
     return dataset if available == needed else Subset(dataset, range(needed))
 

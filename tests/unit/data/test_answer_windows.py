@@ -42,9 +42,9 @@ POSITIONS = st.one_of(
         Positions,
         chunks=st.integers(1, 3),
         content=st.sampled_from(["paper", "even", "zero", "aligned"]),
-        contiguous=st.sampled_from([0.0, 0.5]),
+        no_skip_share=st.sampled_from([0.0, 0.5]),
     ),
-    st.builds(Positions, scheme=st.sampled_from(["short", "cream", "randpos"])),
+    st.builds(Positions, scheme=st.sampled_from(["no_skip", "cream", "randpos"])),
 )
 
 
@@ -126,7 +126,7 @@ def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
         train_length=TRAIN,
         target_length=TARGET,
         examples=100,
-        data=Data(assistant_only=True),
+        data=Data(assistant_only_loss=True),
     )
     said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
     assert all(text and text in "At nine.</s>" for text in said)

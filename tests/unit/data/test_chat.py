@@ -267,5 +267,5 @@ def test_texts_and_conversations_may_share_a_source_where_null_is_absent(tmp_pat
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:
     store = build_token_store(write_rows(tmp_path, "jsonl", [{"text": "a b c " * 100}]), byte_tokenizer())
     assert not store.holds_conversations
-    with pytest.raises(DataError, match="assistant_only"):
-        PoseDataset(store, np.arange(1), train_length=64, target_length=256, data=Data(assistant_only=True))
+    with pytest.raises(DataError, match="assistant_only_loss"):
+        PoseDataset(store, np.arange(1), train_length=64, target_length=256, data=Data(assistant_only_loss=True))

@@ -48,7 +48,7 @@ def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, cont
 
 
 def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: TokenStore) -> None:
-    masked, trained = dataset(store), dataset(store, data=Data(train_jumps=True))
+    masked, trained = dataset(store), dataset(store, data=Data(train_chunk_starts=True))
     jumps = 0
     for a, b in zip(masked.__getitems__(range(100)), trained.__getitems__(range(100)), strict=True):
         assert (b["labels"] == b["input_ids"]).all()
@@ -107,7 +107,7 @@ def test_collate_stacks() -> None:
 def test_the_full_scheme_reads_documents_of_the_target_length(tmp_path: Path) -> None:
     for name, words in (("long", 900), ("short", 30)):
         (tmp_path / f"{name}.txt").write_text("word " * words)
-    options = {"train_length": 64, "positions": Positions(scheme="full")}
+    options = {"train_length": 64, "positions": Positions(scheme="full_length")}
     text = Data(source=str(tmp_path), held_out=0)
     data = PoseDataset.from_source(text, byte_tokenizer(), target_length=1024, **options)
     assert len(data.documents) == 1

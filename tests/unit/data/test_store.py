@@ -155,19 +155,13 @@ class TestCache:
         monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "own"))
         assert build_token_store(corpus, tokenizer).path.parent == tmp_path / "own" / "tokens"
 
-    def test_workers_set_the_threads(self, corpus, cache, tokenizer, monkeypatch):
-        monkeypatch.setenv("RAYON_NUM_THREADS", "2")
-        for workers, threads in ((None, 2), (1, 1), (1_024, os.cpu_count())):
-            build_token_store(corpus, tokenizer, cache=cache / str(workers), workers=workers)
-            assert int(os.environ["RAYON_NUM_THREADS"]) == threads
-
 
 class TestMaxTokens:
     def test_ends_with_the_document_that_reaches_it(self, corpus, cache, tokenizer, store, monkeypatch):
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
         (corpus / "e.txt").write_bytes(b"\xff")  # is never read
         for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2)):
-            less = build_token_store(corpus, tokenizer, cache=cache, max_tokens=int(tokens))
+            less = build_token_store(corpus, tokenizer, cache=cache, max_train_tokens=int(tokens))
             assert list(less.names) == list(TEXTS)[:documents]
             assert np.array_equal(less.tokens, store.tokens[: store.offsets[documents]])
             assert less.fingerprint != store.fingerprint
@@ -197,7 +191,7 @@ class TestContinuing:
 
     @pytest.mark.parametrize(("after", "power_cut"), [(0, False), (5, False), (5, True)])
     def test_after_a_kill(self, source, after, power_cut, cache, tokenizer, monkeypatch):
-        options = {"stream": source == "owner/set", "max_tokens": 10**9}
+        options = {"streaming": source == "owner/set", "max_train_tokens": 10**9}
         whole = build_token_store(source, tokenizer, cache=cache / "whole", **options)
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
         encoder, seen, killed = tokenising.text_encoder, [], [True]
@@ -233,10 +227,10 @@ class TestContinuing:
         last = files[3].read_bytes()
         files[3].write_bytes(b"no Parquet")
         with pytest.raises(DataError, match=r"owner/set.* row 9"):
-            build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+            build_token_store("owner/set", tokenizer, cache=cache, streaming=True, max_train_tokens=10**9)
         assert [name.startswith(".draft-") for name in built(cache)] == [True]
         files[3].write_bytes(last)
-        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+        store = build_token_store("owner/set", tokenizer, cache=cache, streaming=True, max_train_tokens=10**9)
         assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
         assert store.document(11).tolist() == tokenizer("text 11")["input_ids"]
 

@@ -143,10 +143,10 @@ class TestDataSets:
 
     def test_settings_of_the_hub_are_refused_or_dropped_elsewhere(self, saved):
         write(saved / "texts/a.txt", "a")
-        for setting in ({"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}):
+        for setting in ({"split": "test"}, {"subset": "en"}, {"streaming": True, "max_train_tokens": 9}):
             for source in (saved / "texts/a.txt", saved / "one", "stdlib"):
                 refused(source, f"data.{next(iter(setting))}", **setting)
-        hub = Data(source="some/set", split="train[:10%]", subset="en", stream=True, max_tokens=9)
+        hub = Data(source="some/set", split="train[:10%]", subset="en", streaming=True, max_train_tokens=9)
         for source in (str(saved / "texts"), "stdlib"):
             assert other_source(hub, source) == Data(source=source)
         assert other_source(hub, str(saved / "many")).split == "train[:10%]"

@@ -21,8 +21,8 @@ from skipwise.results.records import read_records
 from tests.tiny import checkpoint, corpus
 
 QUIET = Console(quiet=True)
-BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.segments": 3, "target": 512}
-ASKED = Specification(documents=0, windows=[512], stride=256, tasks=["passkey"], prompt_lengths=[420], prompt_trials=4)
+BEST = {"evaluation.save_best": True, "evaluation.eval_steps": [1], "evaluation.segments": 3, "target": 512}
+ASKED = Specification(documents=0, windows=[512], stride=256, tasks=["passkey"], prompt_lengths=[420], num_prompts=4)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def planned(files, **changes) -> RunEvaluation:
         "data.cache": str(files / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
-        "evaluation.prompt_trials": 0,
+        "evaluation.num_prompts": 0,
         "evaluation.documents": 2,
-        "evaluation.other": False,
+        "evaluation.other_texts": False,
     }
     recipe = load_recipe(None, settings | changes)
     tokenizer = load_tokenizer(recipe.model)
@@ -97,7 +97,7 @@ def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, wi
 
 
 def test_settings_that_cannot_be_measured_are_refused_before_training(files) -> None:
-    short = {"evaluation.prompt_trials": 1, "evaluation.prompt_lengths": [10]}
+    short = {"evaluation.num_prompts": 1, "evaluation.prompt_lengths": [10]}
     for changes in (BEST | {"target": "2k"}, short):  # no document is as long; no prompt as short
         with pytest.raises(DataError):
             planned(files, **changes)

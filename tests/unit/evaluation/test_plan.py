@@ -41,7 +41,7 @@ from tests.tiny import byte_tokenizer, checkpoint, llama
 QUIET = Console(quiet=True)
 MODEL = EvaluatedModel("m", "", 32, 4096, weights="w")
 READ = Specification(windows=[32, 64], original=32, target=64, stride=16, segment_lengths=[40])
-ASKED = Specification(tasks=["passkey"], prompt_lengths=[420], prompt_trials=3)
+ASKED = Specification(tasks=["passkey"], prompt_lengths=[420], num_prompts=3)
 
 
 def text_of(*lengths: int, windows: tuple[int, ...] = (32, 64), source: str = "x") -> EvaluationText:
@@ -72,7 +72,7 @@ def prompts(specification: Specification, model: EvaluatedModel = MODEL, console
 
 
 def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
-    rule = changed(READ, tasks=["passkey", "keys", "ruler:vt"], prompt_lengths=[1024, 2048, 4096], prompt_trials=1)
+    rule = changed(READ, tasks=["passkey", "keys", "ruler:vt"], prompt_lengths=[1024, 2048, 4096], num_prompts=1)
     base = replace(MODEL, original=2048, control=True)
     planned = requests(plan_model(rule, base, byte_tokenizer(), [TEXT], QUIET, more=[48, 2048]))
     assert {r.window for r in planned if r.kind == "reading" and r.mode == "sliding"} == {48, 64}
@@ -98,7 +98,7 @@ def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"tasks": ["lines"]}, {"stride": 8}])
 def test_other_settings_and_another_model_make_other_requests(change) -> None:
-    rule = changed(READ, tasks=["passkey"], prompt_lengths=[420], prompt_trials=3)
+    rule = changed(READ, tasks=["passkey"], prompt_lengths=[420], num_prompts=3)
 
     def asked(rule: Specification, model: EvaluatedModel = MODEL) -> set[str]:
         return set(keys([*plan_readings(rule, model, [text_of(90)], [64]), *prompts(rule, model)]))

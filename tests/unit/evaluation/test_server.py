@@ -25,9 +25,9 @@ ASKED = Specification(
     stride=256,
     tasks=["passkey", "keys", "ruler:niah_single_1", "ruler:fwe"],
     prompt_lengths=[WINDOW],
-    prompt_trials=2,
+    num_prompts=2,
 )
-PASSKEYS = ASKED.model_copy(update={"tasks": ["passkey"], "prompt_lengths": [500], "prompt_trials": 6})
+PASSKEYS = ASKED.model_copy(update={"tasks": ["passkey"], "prompt_lengths": [500], "num_prompts": 6})
 
 
 @pytest.fixture(scope="module")

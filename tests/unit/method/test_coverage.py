@@ -53,7 +53,7 @@ def test_every_curve_is_a_probability_and_starts_at_one(data):
 
 
 def test_sampling_a_contiguous_scheme_gives_its_closed_form():
-    for scheme in ("short", "full"):
+    for scheme in ("no_skip", "full_length"):
         exact, sampled = (coverage(16, 64, scheme=scheme, samples=samples) for samples in (None, 20))
         np.testing.assert_array_equal(exact.probability, sampled.probability)
         assert (exact.samples, sampled.samples) == (0, 20)

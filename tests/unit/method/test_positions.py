@@ -13,9 +13,9 @@ from skipwise.method.positions import (
     cream,
     end_anchored_skips,
     full_length,
+    no_skip,
     pose,
     randpos,
-    short,
 )
 from skipwise.method.rng import Rng
 
@@ -32,7 +32,7 @@ def settings_of_pose(draw: st.DrawFn) -> dict:
         "target_length": draw(st.integers(train, 1000)),
         "chunks": draw(st.integers(1, min(train, 8))),
         "content": draw(st.sampled_from(["paper", "even", "zero", "aligned"])),
-        "contiguous": draw(st.sampled_from([0.0, 0.5])),
+        "no_skip_share": draw(st.sampled_from([0.0, 0.5])),
         "room": draw(st.integers(0, 500)),
         "seed": draw(st.integers(0, 2**63)),
     }
@@ -45,7 +45,7 @@ def plan(rule: dict, examples: int = 32) -> Plans:
         rule["train_length"],
         rule["target_length"],
         documents,
-        ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"]),
+        ChunkRules(chunks=rule["chunks"], content=rule["content"], no_skip_share=rule["no_skip_share"]),
     )
 
 
@@ -67,7 +67,7 @@ def test_every_plan_keeps_the_laws(rule: dict) -> None:
 
 def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() -> None:
     plans, without = (
-        pose(rng(4000, 3), 64, 512, np.full(4000, 300), ChunkRules(contiguous=share)) for share in (0.25, 0.0)
+        pose(rng(4000, 3), 64, 512, np.full(4000, 300), ChunkRules(no_skip_share=share)) for share in (0.25, 0.0)
     )
     contiguous = (plans.position_ids() == np.arange(64)).all(axis=1) & (np.diff(plans.content_indices()) == 1).all(
         axis=1
@@ -145,7 +145,7 @@ def test_randpos_draws_each_position_with_the_same_chance() -> None:
 def test_controls_are_contiguous() -> None:
     documents = np.full(3, 600)
     assert (full_length(rng(3), 64, 512, documents).position_ids() == np.arange(512)).all()
-    assert (short(rng(3), 64, 512, documents).position_ids() == np.arange(64)).all()
+    assert (no_skip(rng(3), 64, 512, documents).position_ids() == np.arange(64)).all()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_controls_are_contiguous() -> None:
         ((64, 512, 63), {}, DataError),
         ((64, 512, 64), {"chunks": 3, "skips": "end_anchored"}, RecipeError),
         ((64, 512, 64), {"content": "papr"}, RecipeError),
-        ((64, 512, 64), {"contiguous": 1.5}, RecipeError),
+        ((64, 512, 64), {"no_skip_share": 1.5}, RecipeError),
     ],
 )
 def test_what_no_plan_can_meet_is_refused(lengths, options, error) -> None:

@@ -34,7 +34,7 @@ def test_loss_and_gradients_are_those_of_the_stock_loss(
     monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)  # seven tokens a slice
     model = families.model(family).train()
     if adapted:
-        model = adapt(model, Lora(rank=2, also=["norms"]))
+        model = adapt(model, Lora(r=2, modules_to_save=["norms"]))
     more = {} if items is None else {"num_items_in_batch": items}
     loss, wanted = gradients(model, **more)
     assert can_be_sliced(model) == (family not in CAPPED)
@@ -109,7 +109,7 @@ def test_gradients_are_scaled_as_the_loss_is() -> None:
 
 def test_an_output_layer_with_additions_is_not_sliced() -> None:
     """They begin at zero, so that no difference would show; and would never be trained."""
-    model = adapt(families.model("llama").train(), Lora(rank=2, targets=["lm_head"]))
+    model = adapt(families.model("llama").train(), Lora(r=2, target_modules=["lm_head"]))
     assert not can_be_sliced(model)
 
 

@@ -56,7 +56,7 @@ def allocated(model: torch.nn.Module, precision: str) -> int:
 
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "rules"),
-    [("float32", False, None), ("bf16", True, None), ("bf16", False, Lora(rank=4)), ("float32", True, Lora(rank=4))],
+    [("float32", False, None), ("bf16", True, None), ("bf16", False, Lora(r=4)), ("float32", True, Lora(r=4))],
 )
 def test_activations_are_those_of_the_allocator(precision, checkpointing: bool, rules) -> None:
     torch.manual_seed(0)

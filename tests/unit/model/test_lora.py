@@ -21,7 +21,7 @@ from skipwise.report.model_card import write_card
 from tests.tiny import byte_tokenizer, checkpoint
 
 TARGET = 256
-ALL = Lora(rank=2, also=["embeddings", "norms"])
+ALL = Lora(r=2, modules_to_save=["embeddings", "norms"])
 
 
 def extension(name: str) -> Extension:
@@ -48,7 +48,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits.float()
 
 
-@pytest.mark.parametrize(("rules", "tied"), [(Lora(rank=2), False), (ALL, True)])
+@pytest.mark.parametrize(("rules", "tied"), [(Lora(r=2), False), (ALL, True)])
 def test_merged_gives_the_logits_of_the_adapted_model(tmp_path: Path, rules: Lora, tied: bool) -> None:
     name = str(checkpoint(tmp_path / "base", tie_word_embeddings=tied))
     model = adapted(name, rules)
@@ -89,7 +89,7 @@ def test_an_adapter_comes_back_on_its_base_and_merged(tmp_path: Path, dtype: tor
 
 def test_an_adapter_is_not_put_on_an_unscaled_base_unnoticed(tmp_path: Path) -> None:
     name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
-    save_extended(adapted(name, Lora(rank=2)), byte_tokenizer(), extension(name), folder, adapter_of=name)
+    save_extended(adapted(name, Lora(r=2)), byte_tokenizer(), extension(name), folder, adapter_of=name)
     for loader in (AutoModelForCausalLM, AutoPeftModelForCausalLM):
         with pytest.raises(OSError, match=r"."):
             loader.from_pretrained(folder)

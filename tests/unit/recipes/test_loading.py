@@ -20,24 +20,26 @@ def message(source: Path | str | None = None, changes: dict[str, Any] | None = N
 
 
 def test_a_recipe_starts_from_another(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("like: nano\ndata: {held_out: 0.2}\ntraining: {max_steps: 3}\n")
+    (tmp_path / "mine.yaml").write_text("extends: nano\ndata: {held_out: 0.2}\ntraining: {max_steps: 3}\n")
     mine, nano = load_recipe(tmp_path / "mine.yaml"), load_recipe("nano")
     assert (mine.data.held_out, mine.training.max_steps) == (0.2, 3)
     assert mine.training.learning_rate == nano.training.learning_rate
-    (tmp_path / "near.yaml").write_text("like: mine.yaml\nseed: 3\n")  # in the same folder, whatever the working folder
+    (tmp_path / "near.yaml").write_text(
+        "extends: mine.yaml\nseed: 3\n"
+    )  # in the same folder, whatever the working folder
     assert load_recipe(tmp_path / "near.yaml") == mine.model_copy(update={"seed": 3})
-    (tmp_path / "all.yaml").write_text("like: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
+    (tmp_path / "all.yaml").write_text("extends: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
     everything = load_recipe(tmp_path / "all.yaml")
     assert (everything.lora, everything.original_length) == (None, None)
 
 
 def test_a_recipe_that_starts_from_itself_or_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("like: b.yaml\n")
-    (tmp_path / "b.yaml").write_text("like: a.yaml\n")
-    assert "like = 'b.yaml'" in message(tmp_path / "a.yaml")
-    (tmp_path / "a.yaml").write_text("like: 3\n")
-    assert "like = 3" in message(tmp_path / "a.yaml")
-    (tmp_path / "a.yaml").write_text("like: nanoo\n")
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    assert "extends = 'b.yaml'" in message(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("extends: 3\n")
+    assert "extends = 3" in message(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text("extends: nanoo\n")
     assert "'nanoo'" in message(tmp_path / "a.yaml")
 
 
@@ -157,7 +159,7 @@ def test_a_message_has_key_value_and_nearest_name(changes: dict[str, Any], parts
         {"training.hub_token": "hf_mine"},
         {"training": {"accelerator_config": {"API_KEY": "hf_mine"}}},
         {"password": "hf_mine"},
-        {"evaluation.arms": [{"client_secret": "hf_mine"}]},
+        {"evaluation.models": [{"client_secret": "hf_mine"}]},
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(changes: dict[str, Any], tmp_path: Path) -> None:

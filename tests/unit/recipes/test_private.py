@@ -16,8 +16,8 @@ def test_names_of_secrets(name: str) -> None:
 
 def test_no_setting_of_a_recipe_is_taken_for_a_secret() -> None:
     refuse_secrets(Recipe().model_dump())
-    assert not is_secret("data.max_tokens")
-    assert not is_secret("data.max_tokens")
+    assert not is_secret("data.max_train_tokens")
+    assert not is_secret("data.max_train_tokens")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_no_setting_of_a_recipe_is_taken_for_a_secret() -> None:
         ("data.source=hf_transformersdocs/", "data.source=hf_transformersdocs/"),
         ("data.source=hf_wikitext_103/", "data.source=hf_wikitext_103/"),
         ("data.held_out=0.5", "data.held_out=0.5"),
-        ("data.max_tokens=5", "data.max_tokens=5"),
+        ("data.max_train_tokens=5", "data.max_train_tokens=5"),
         ("--tasks=passkey,keys", "--tasks=passkey,keys"),
     ],
 )

@@ -42,37 +42,37 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     recipe = load_recipe(name)
     training, evaluation = recipe.training, recipe.evaluation
     assert (recipe.target, recipe.interpolation) == (PAPER_RUNS[name], "linear")
-    assert (training.max_steps, training.batch_size, training.learning_rate) == (1000, 64, 2e-5)
-    assert (training.lr_scheduler_type, training.warmup_steps, training.optim) == ("linear", 10, "adamw_torch")
+    assert (training.max_steps, training.global_batch_size, training.learning_rate) == (1000, 64, 2e-5)
+    assert (training.warmup_steps, training.optim) == (10, "adamw_torch")
     assert recipe.positions.model_dump() == {
         "scheme": "pose",
         "chunks": 2,
         "lengths": "paper",
         "skips": "uniform",
         "content": "paper",
-        "contiguous": 0.0,
+        "no_skip_share": 0.0,
     }
     assert recipe.method == "paper"
-    assert recipe.data.train_jumps
+    assert recipe.data.train_chunk_starts
     assert recipe.data.min_tokens in (2048, 4096)
     assert training.model_extra == {"adam_beta2": 0.999, "gradient_checkpointing": True}
     long = recipe.target > 16384
-    assert (evaluation.stride, evaluation.prompt_trials) == ((16384, 0) if long else (1024, 50))
+    assert (evaluation.stride, evaluation.num_prompts) == ((16384, 0) if long else (1024, 50))
     assert evaluation.windows is None or max(evaluation.windows) == recipe.target
 
 
 def test_training_fields_of_shipped_recipes_are_known_to_transformers() -> None:
     arguments = pytest.importorskip("transformers.training_args").TrainingArguments
-    ours = {"batch_size", "precision", "save_dtype"}
+    ours = {"global_batch_size", "precision", "save_dtype"}
     for name in shipped_recipes():
         assert load_recipe(name).training.model_dump().keys() - ours <= arguments.__dataclass_fields__.keys()
 
 
 def test_defaults_are_valid_and_not_shared() -> None:
     first, second = Recipe(), Recipe()
-    first.evaluation.arms.clear()
+    first.evaluation.models.clear()
     first.training.max_steps = 1
-    assert second.evaluation.arms == ["original", "pi-only", "trained"]
+    assert second.evaluation.models == ["original", "untrained", "trained"]
     assert second == load_recipe() == load_recipe(None, {})
 
 
@@ -84,11 +84,15 @@ def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_recipes_own_settings_win_over_those_of_its_method(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("positions: {contiguous: 0.2}\n")
-    (tmp_path / "child.yaml").write_text("like: recipe.yaml\nmethod: paper\n")
-    assert load_recipe(tmp_path / "recipe.yaml").data.train_jumps is False
+    (tmp_path / "recipe.yaml").write_text("positions: {no_skip_share: 0.2}\n")
+    (tmp_path / "child.yaml").write_text("extends: recipe.yaml\nmethod: paper\n")
+    assert load_recipe(tmp_path / "recipe.yaml").data.train_chunk_starts is False
     child = load_recipe(tmp_path / "child.yaml")
-    assert (child.positions.contiguous, child.data.train_jumps, child.training.adam_beta2) == (0.2, True, 0.999)
+    assert (child.positions.no_skip_share, child.data.train_chunk_starts, child.training.adam_beta2) == (
+        0.2,
+        True,
+        0.999,
+    )
 
 
 def test_a_section_that_is_given_as_an_object_keeps_what_the_method_says_of_the_rest() -> None:
@@ -97,17 +101,17 @@ def test_a_section_that_is_given_as_an_object_keeps_what_the_method_says_of_the_
 
 
 @pytest.mark.parametrize(("old", "new"), [("paper", "pose"), ("pose", "paper")])
-@pytest.mark.parametrize("by", ["--set", "like"])
+@pytest.mark.parametrize("by", ["--set", "extends"])
 def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new: str, by: str, tmp_path: Path) -> None:
     dump_recipe(load_recipe("nano", {"method": old, "positions.chunks": 3}), tmp_path / "recipe.yaml")
-    if by == "like":
-        (tmp_path / "child.yaml").write_text(f"like: recipe.yaml\nmethod: {new}\n")
+    if by == "extends":
+        (tmp_path / "child.yaml").write_text(f"extends: recipe.yaml\nmethod: {new}\n")
         found = load_recipe(tmp_path / "child.yaml")
     else:
         found = load_recipe(tmp_path / "recipe.yaml", {"method": new})
     wanted = load_recipe(None, {"method": new, "positions.chunks": 3})
-    assert (found.positions, found.data.train_jumps) == (wanted.positions, wanted.data.train_jumps)
-    assert found.training.batch_size == 4
+    assert (found.positions, found.data.train_chunk_starts) == (wanted.positions, wanted.data.train_chunk_starts)
+    assert found.training.global_batch_size == 4
     assert load_recipe(tmp_path / "recipe.yaml", {"method": old}) == load_recipe(tmp_path / "recipe.yaml")
 
 
@@ -128,10 +132,10 @@ def test_lora_turned_on_or_off_over_a_finished_runs_file_takes_its_own_rate(tmp_
     for path, changes, rate in [
         (full, {}, 2e-5),
         (full, {"lora": {}}, 2e-4),
-        (full, {"lora.rank": 8}, 2e-4),
+        (full, {"lora.r": 8}, 2e-4),
         (full, {"lora": {}, "training.learning_rate": 1e-5}, 1e-5),
         (lora, {}, 2e-4),
-        (lora, {"lora.rank": 8}, 2e-4),
+        (lora, {"lora.r": 8}, 2e-4),
         (lora, {"lora": None}, 2e-5),
     ]:
         assert load_recipe(path, changes).training.learning_rate == rate
@@ -141,14 +145,14 @@ def test_lora_turned_on_or_off_over_a_finished_runs_file_takes_its_own_rate(tmp_
 
 def test_what_a_list_repeats_counts_once() -> None:
     lists = {
-        "evaluation.arms": ["trained", "trained"],
-        "evaluation.steps": [5, 5],
+        "evaluation.models": ["trained", "trained"],
+        "evaluation.eval_steps": [5, 5],
         "evaluation.windows": ["1k", 1024],
         "evaluation.prompt_lengths": ["1k", "1k", "2k"],
         "evaluation.segment_lengths": [64, 64],
     }
     evaluation = load_recipe(None, lists).evaluation
-    assert (evaluation.arms, evaluation.steps, evaluation.windows) == (["trained"], [5], [1024])
+    assert (evaluation.models, evaluation.eval_steps, evaluation.windows) == (["trained"], [5], [1024])
     assert (evaluation.prompt_lengths, evaluation.segment_lengths) == ([1024, 2048], [64])
 
 
@@ -172,12 +176,11 @@ def test_any_training_argument_may_be_set(name: str) -> None:
         {"data.held_out": 1},
         {"data.held_out": -0.1},
         {"data.held_out": float("nan")},
-        {"data.workers": 0},
         {"seed": -1},
         {"seed": 2**32},
         {"training.max_steps": 0},
         {"training.max_steps": 2**31},
-        {"training.batch_size": 0},
+        {"training.global_batch_size": 0},
         {"training.per_device_train_batch_size": 0},
         {"training.learning_rate": 0},
         {"training.warmup_steps": -1},
@@ -186,10 +189,10 @@ def test_any_training_argument_may_be_set(name: str) -> None:
         {"training.logging_steps": 0},
         {"target": 999999999999},
         {"evaluation.documents": 0},
-        {"evaluation.prompt_trials": -1},
-        {"evaluation.prompt_trials": 10**18},
-        {"evaluation.keep": "first"},
-        {"evaluation.arms": []},
+        {"evaluation.num_prompts": -1},
+        {"evaluation.num_prompts": 10**18},
+        {"evaluation.save_best": "first"},
+        {"evaluation.models": []},
         {"evaluation.windows": []},
         {"evaluation.prompt_lengths": []},
     ],
@@ -204,11 +207,14 @@ def test_a_value_out_of_its_bounds_is_refused(changes: dict[str, Any]) -> None:
     ("changes", "parts"),
     [
         ({"positions.chunks": 300, "train_length": 256}, ["chunks 300", "train_length 256"]),
-        ({"evaluation.keep": "best"}, ["evaluation.keep", "1,000"]),
-        ({"evaluation.keep": "best", "evaluation.steps": [9], "training.max_steps": 9}, ["evaluation.steps [9]"]),
-        ({"evaluation.steps": [5, 50], "training.max_steps": 9}, ["evaluation.steps [50]", "max_steps 9"]),
+        ({"evaluation.save_best": True}, ["evaluation.save_best", "1,000"]),
+        (
+            {"evaluation.save_best": True, "evaluation.eval_steps": [9], "training.max_steps": 9},
+            ["evaluation.eval_steps [9]"],
+        ),
+        ({"evaluation.eval_steps": [5, 50], "training.max_steps": 9}, ["evaluation.eval_steps [50]", "max_steps 9"]),
         ({"training.warmup_steps": 11, "training.max_steps": 5}, ["warmup_steps 11", "max_steps 5"]),
-        ({"data.stream": True}, ["data.max_tokens"]),
+        ({"data.streaming": True}, ["data.max_train_tokens"]),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], parts: list[str]) -> None:
@@ -223,7 +229,7 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
     [
         {"train_length": 4, "positions.chunks": 4},
         {"training.max_steps": 2},  # fewer than the default's warmup: a trial run
-        {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1},
+        {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.global_batch_size": 2**31 - 1},
     ],
 )
 def test_settings_at_their_bounds_are_taken(changes: dict[str, Any]) -> None:
@@ -231,6 +237,10 @@ def test_settings_at_their_bounds_are_taken(changes: dict[str, Any]) -> None:
 
 
 def test_a_single_text_is_a_list_of_one() -> None:
-    recipe = load_recipe(None, {"evaluation.source": "a", "evaluation.tasks": "keys", "lora.targets": "q_proj"})
-    assert (recipe.evaluation.source, recipe.evaluation.tasks, recipe.lora.targets) == (["a"], ["keys"], ["q_proj"])
-    assert load_recipe(None, {"lora.targets": "all-linear"}).lora.targets == "all-linear"
+    recipe = load_recipe(None, {"evaluation.source": "a", "evaluation.tasks": "keys", "lora.target_modules": "q_proj"})
+    assert (recipe.evaluation.source, recipe.evaluation.tasks, recipe.lora.target_modules) == (
+        ["a"],
+        ["keys"],
+        ["q_proj"],
+    )
+    assert load_recipe(None, {"lora.target_modules": "all-linear"}).lora.target_modules == "all-linear"

@@ -54,7 +54,7 @@ def test_numbers_csv_has_every_number_of_the_page(page):
     sliding = numbers["PoSE", "perplexity by sliding window", "1024"]
     assert float(sliding["value"]) == pytest.approx(15.2)
     assert float(sliding["low_95"]) < 15.2 < float(sliding["high_95"])
-    assert float(numbers["PI-only", "found, passkey, %", "512"]["value"]) == pytest.approx(70)
+    assert float(numbers["no training", "found, passkey, %", "512"]["value"]) == pytest.approx(70)
     assert numbers["PoSE", "effective length", ""]["value"] == "2048"
     assert float(numbers["PoSE", "cost, nats inside the original window", ""]["value"]) == pytest.approx(
         -0.0258, abs=1e-4
@@ -79,10 +79,12 @@ def test_names_from_files_are_escaped(tmp_path, undrawn):
 
 def test_several_runs_are_compared_on_one_page(tmp_path, undrawn):
     first = run_folder(tmp_path / "a" / "run", [*ORIGINAL, *POSE])
-    second = run_folder(tmp_path / "b" / "run", [*ORIGINAL, *arm("short", [15.3, 15.0, 15.6, 16.4], [100, 100, 70, 0])])
+    second = run_folder(
+        tmp_path / "b" / "run", [*ORIGINAL, *arm("no_skip", [15.3, 15.0, 15.6, 16.4], [100, 100, 70, 0])]
+    )
     page = write_page([first, second, first], tmp_path / "both")
     text = page.read_text()
-    for part in ("a/run · PoSE", "b/run · short", '<td data-head="a/run">nano</td><td data-head="b/run">nano'):
+    for part in ("a/run · PoSE", "b/run · no skips", '<td data-head="a/run">nano</td><td data-head="b/run">nano'):
         assert part in text
     assert page == tmp_path / "both" / "report.html"
     assert not (first / "report.html").exists()

@@ -99,7 +99,7 @@ def test_files_and_card_are_uploaded_when_asked(run: Path, hub: Hub, private: bo
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
     base, folder = checkpoint(tmp_path / "base"), tmp_path / "adapted" / "model"
-    model = lora.adapt(load_model(str(base), plan_extension(load_config(str(base)), target_length=64)), Lora(rank=2))
+    model = lora.adapt(load_model(str(base), plan_extension(load_config(str(base)), target_length=64)), Lora(r=2))
     folder.mkdir(parents=True)
     lora.save_adapter(model, folder, str(base), None)
     Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base))).write(folder)

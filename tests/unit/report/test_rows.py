@@ -91,7 +91,7 @@ def test_baselines_are_first_and_equal_ones_are_merged() -> None:
     def labels(*runs: tuple[str, list]) -> list[str]:
         return [row.label for row in rows_of([Folder(name, records, INFO) for name, records in runs])]
 
-    assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "PI-only", "PoSE"]
+    assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "no training", "PoSE"]
     assert labels(("a", [*POSE, *ORIGINAL]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
     other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
     runs = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]

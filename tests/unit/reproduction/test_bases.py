@@ -45,18 +45,18 @@ def test_a_base_is_trained_once_on_what_is_not_held_out(tiny: Data, tmp_path, mo
     _, held_out = split_by_name(dataset.store, tiny.held_out)
     assert len(held_out)
     assert not set(held_out) & set(dataset.documents)
-    for changes in ({"source": "other"}, {"held_out": 0.2}, {"max_tokens": 9000}):
+    for changes in ({"source": "other"}, {"held_out": 0.2}, {"max_train_tokens": 9000}):
         assert base_folder("GPT-J", tiny.model_copy(update=changes), tmp_path) != folder
 
 
 def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monkeypatch) -> None:
     recipe = load_recipe("nano", {"model": str(checkpoint(tmp_path / "base", 16)), "training.precision": "float32"})
     monkeypatch.setattr(costs, "FACTORS", (2, 8))
-    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 3, "full": 2})
+    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 3, "full_length": 2})
     monkeypatch.setattr(costs, "in_own_process", lambda function, *args: function(*args))
     found = costs.measure_costs(recipe, 16, tmp_path, CONSOLE)
     rows = [(r.arm, r.target, r.window, len(r.step_seconds)) for r in found]
-    assert rows == [("pose", 32, 16, 3), ("pose", 128, 16, 3), ("full", 32, 32, 2), ("full", 128, 128, 2)]
+    assert rows == [("pose", 32, 16, 3), ("pose", 128, 16, 3), ("full_length", 32, 32, 2), ("full_length", 128, 128, 2)]
     assert costs.measure_costs(recipe, 16, tmp_path, CONSOLE) == found == read_records(tmp_path / "costs.jsonl")
     path = tmp_path / "costs.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))

@@ -22,10 +22,10 @@ def out(tmp_path, monkeypatch):
     monkeypatch.setattr("reproduction.page.coverage_section", lambda figures: ("", []))
     out = tmp_path / "out"
     for name, rows in (
-        ("passkey", ("original", "pose", "short")),
+        ("passkey", ("original", "pose", "no_skip")),
         ("families", ("original", "linear")),
         ("original-ability", ("original", "pose")),
-        ("efficiency", ("full", "pose")),
+        ("efficiency", ("full_length", "pose")),
     ):
         for run in plan_runs(EXHIBITS[name], SCALES["nano"], out, seeds=(0, 1), changes={"evaluation.source": ["x"]}):
             if run.row not in rows or run.block not in ("linear, 8x", "GPT-J"):

@@ -41,10 +41,10 @@ def test_every_trained_row_is_the_papers_method_with_windows_of_the_original_len
     assert {run.recipe.seed for run in rows if not run.trained} <= {0}
     for run in (run for run in rows if run.trained):
         recipe, scheme = run.recipe, run.recipe.positions.scheme
-        assert (recipe.method, recipe.data.train_jumps, recipe.positions.contiguous) == ("paper", True, 0)
+        assert (recipe.method, recipe.data.train_chunk_starts, recipe.positions.no_skip_share) == ("paper", True, 0)
         assert recipe.positions.content == {"v = 0": "zero", "v = u": "aligned"}.get(run.row, "paper")
-        assert (recipe.training.max_steps, recipe.training.batch_size, recipe.data.min_tokens) == (400, 16, None)
-        assert run.tokens == 400 * 16 * (run.target if scheme == "full" else run.original)
+        assert (recipe.training.max_steps, recipe.training.global_batch_size, recipe.data.min_tokens) == (400, 16, None)
+        assert run.tokens == 400 * 16 * (run.target if scheme == "full_length" else run.original)
 
 
 def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
@@ -67,10 +67,10 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
 def test_what_is_measured_follows_the_exhibit_and_what_the_user_changes() -> None:
     rule = one(*PASSKEY).recipe.evaluation
     assert rule.prompt_lengths == [256, 512, 1024, 2048, 3072, 4096]
-    assert (rule.prompt_trials, rule.source, rule.windows[-1]) == (50, ["stdlib", "pydoc"], 2048)
-    changed = one(*PASSKEY, **{"evaluation.prompt_trials": 3, "evaluation.source": ["x"]}).recipe.evaluation
-    assert (changed.prompt_trials, changed.source) == (3, ["x"])
-    assert one("efficiency", *MAIN[1:], **{"training.max_steps": 50}).recipe.evaluation.steps == [10, 30, 50]
+    assert (rule.num_prompts, rule.source, rule.windows[-1]) == (50, ["stdlib", "pydoc"], 2048)
+    changed = one(*PASSKEY, **{"evaluation.num_prompts": 3, "evaluation.source": ["x"]}).recipe.evaluation
+    assert (changed.num_prompts, changed.source) == (3, ["x"])
+    assert one("efficiency", *MAIN[1:], **{"training.max_steps": 50}).recipe.evaluation.eval_steps == [10, 30, 50]
     extreme = one("extreme", "48x", "linear").recipe.evaluation
     assert (extreme.windows, extreme.stride, extreme.tokens_per_document) == ([4096, 8192, 12288], 2048, 12288)
     assert one("original-ability", "yarn, 64x", "pose").recipe.evaluation.segment_lengths == [256]
@@ -91,8 +91,8 @@ def test_what_makes_a_row_is_chosen_by_the_tables_names_and_not_changed() -> Non
         with pytest.raises(RecipeError):
             require_undecided(["data.source", key])
     require_undecided(["training.learning_rate"])
-    kept = select({"main": runs("main")}, ["PoSE", "short"], ["linear, 8x"])
-    assert [run.row for run in kept["main"]] == ["pose", "short"]
+    kept = select({"main": runs("main")}, ["PoSE", "no_skip"], ["linear, 8x"])
+    assert [run.row for run in kept["main"]] == ["pose", "no_skip"]
     for rows, blocks in ((["posse"], []), ([], ["yarn, 9x"])):
         with pytest.raises(RecipeError):
             select({"main": runs("main")}, rows, blocks)

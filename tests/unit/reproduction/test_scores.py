@@ -23,7 +23,7 @@ SMALL = ASKED | {
     "evaluation.documents": 2,
     "evaluation.windows": [256, 512],
     "evaluation.prompt_lengths": [512],
-    "evaluation.prompt_trials": 3,
+    "evaluation.num_prompts": 3,
 }
 READ = [sliding(9.0, window=w, document=d, tokens=900) for w in (256, 512) for d in "ab"]
 REST = [*segments(1.0, 2.0), *trials(2, 3)]
@@ -76,7 +76,7 @@ def test_what_another_rule_measured_is_left_out(tmp_path) -> None:
         *trials(50, 50, seed=1),
         *trials(50, 50, length=300),
         *(sliding(2.0, window=2048, step=step) for step in (10, 30)),
-        **{"evaluation.steps": [10, 20]},
+        **{"evaluation.eval_steps": [10, 20]},
     )
     assert list(found.nll) == [("x", 512)]
     assert found.steps == {10: [pytest.approx(0.693147, rel=1e-5)]}
@@ -97,9 +97,9 @@ def test_documents_are_pooled_and_of_one_read_twice_the_longer_reading_counts(tm
     ("rows", "seeds", "partial"),
     [
         (
-            {"pose": [sliding(10.0, document=d) for d in "ab"], "full": [sliding(10.0)]},
-            {"pose": {"sliding"}, "full": set()},
-            ["full"],
+            {"pose": [sliding(10.0, document=d) for d in "ab"], "full_length": [sliding(10.0)]},
+            {"pose": {"sliding"}, "full_length": set()},
+            ["full_length"],
         ),
         (  # a row may lack a length that others have
             {"original": [*trials(40, 50), *trials(0, 50, length=4096)], "pose": trials(40, 50)},
@@ -118,7 +118,7 @@ def test_rows_that_were_measured_on_less_are_left_out(tmp_path, rows, seeds, par
 
 
 def test_rows_are_compared_over_the_whole_seeds_that_all_have(tmp_path) -> None:
-    runs = planned(["pose", "short"], seeds=(0, 1, 2))
+    runs = planned(["pose", "no_skip"], seeds=(0, 1, 2))
     for run in runs:
         records = [sliding(10.0), sliding(11.0, window=256)]
         if run.row == "pose":
@@ -126,5 +126,5 @@ def test_rows_are_compared_over_the_whole_seeds_that_all_have(tmp_path) -> None:
         elif run.recipe.seed == 1:
             write(tmp_path, run, *records)
     rows, partial = collect(runs, tmp_path)
-    assert {label: row.seeds["sliding"] for label, row in rows["yarn, 8x"].items()} == {"pose": [1], "short": [1]}
+    assert {label: row.seeds["sliding"] for label, row in rows["yarn, 8x"].items()} == {"pose": [1], "no_skip": [1]}
     assert [run.recipe.seed for run in partial["yarn, 8x"]] == [2]

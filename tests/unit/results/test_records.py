@@ -48,7 +48,7 @@ def test_a_request_has_the_key_of_the_record_that_answers_it(record: Measured) -
 
 
 OTHERS = {
-    "arm": "full", "data": "books", "document": "b.py", "mode": "segment", "begin": 1, "window": 256, "stride": 64,
+    "arm": "full_length", "data": "books", "document": "b.py", "mode": "segment", "begin": 1, "window": 256, "stride": 64,
     "edges": [1, 512], "precision": "bf16", "digest": "00", "step": 3, "task": "lines", "length": 256, "seed": 1,
     "trial": 4, "real_data": False, "depths": "random", "metric": "acc_norm", "fewshot": 5, "target": 512, "limit": 3, "harness": "0.5",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from skipwise.training.arguments import settings_errors, training_arguments
 
 
 def settings(**changes) -> recipe.Training:
-    values = {"max_steps": 4, "batch_size": 4, "precision": "float32"}
+    values = {"max_steps": 4, "global_batch_size": 4, "precision": "float32"}
     return recipe.Training(**{**values, **changes})
 
 
@@ -73,10 +73,10 @@ def test_a_wrong_setting_is_refused_and_named(tmp_path, field, value, names):
 
 
 def test_accumulation_follows_from_the_global_batch(tmp_path):
-    wanted = settings(batch_size=12, per_device_train_batch_size=3)
+    wanted = settings(global_batch_size=12, per_device_train_batch_size=3)
     assert training_arguments(wanted, tmp_path, 0).gradient_accumulation_steps == 4
     assert arguments.accumulation(wanted, 2) == 2
-    with pytest.raises(RecipeError, match="batch_size=24"):
+    with pytest.raises(RecipeError, match="global_batch_size=24"):
         arguments.accumulation(wanted, 8)
 
 

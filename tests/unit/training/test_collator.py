@@ -39,9 +39,9 @@ any_documents = st.lists(st.integers(TRAIN, 3 * TARGET), min_size=1, max_size=6)
 
 @settings(max_examples=40, deadline=None)
 @given(any_documents, st.integers(1, 8), st.booleans(), st.integers(0, 2**32), st.integers(0, 99))
-def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, seed, epoch) -> None:
+def test_every_batch_keeps_the_laws(lengths, chunks, train_chunk_starts, seed, epoch) -> None:
     positions = Positions(chunks=chunks)
-    options = {"positions": positions, "train_jumps": train_jumps, "seed": seed}
+    options = {"positions": positions, "train_chunk_starts": train_chunk_starts, "seed": seed}
     batch = collator(epoch, **options)(documents(*lengths))
     assert {key: (value.shape, value.dtype) for key, value in batch.items()} == dict.fromkeys(
         ("input_ids", "position_ids", "labels", "attention_mask"), ((len(lengths), TRAIN), torch.int64)
@@ -60,7 +60,7 @@ def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, seed, epoch) -
         assert len(jumps) < chunks
         assert len(np.unique(skips)) <= chunks
         labels = batch["input_ids"][i].numpy().copy()
-        if not train_jumps:
+        if not train_chunk_starts:
             labels[jumps] = IGNORED
         assert (batch["labels"][i].numpy() == labels).all()
 

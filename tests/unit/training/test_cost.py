@@ -50,8 +50,8 @@ def test_a_run_that_does_not_fit_the_disk_is_refused(tmp_path, monkeypatch, mode
     ("changes", "each", "fix"),
     [
         ({}, 16, "--lora"),  # weights, gradients and two moments
-        ({"lora": {"saved": "adapter"}}, 4, "4bit"),
-        ({"lora": {"base": "4bit"}}, 4, "lora.saved=adapter"),  # merged in float32
+        ({"lora": {"save_as": "adapter"}}, 4, "4bit"),
+        ({"lora": {"load_in_4bit": True}}, 4, "lora.save_as=adapter"),  # merged in float32
     ],
 )
 def test_a_run_that_does_not_fit_the_memory_is_refused(monkeypatch, model, changes, each, fix):
@@ -74,5 +74,5 @@ def test_a_run_that_does_not_fit_the_memory_is_refused(monkeypatch, model, chang
 )
 def test_training_is_timed_by_its_forward_passes(tmp_path, changes, passes) -> None:
     run = prepared(tmp_path, checkpoint(tmp_path / "base"), **changes)
-    tokens = run.recipe.training.max_steps * run.recipe.training.batch_size * run.window
+    tokens = run.recipe.training.max_steps * run.recipe.training.global_batch_size * run.window
     assert timed_tokens(run) == tokens * passes // 3

@@ -28,23 +28,23 @@ def prepared(folder: Path, model: Path | None = None, **changes) -> PreparedRun:
         "data.cache": str(folder / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
-        "training.batch_size": 3,
+        "training.global_batch_size": 3,
         "training.precision": "float32",
     }
     return prepare(load_recipe(None, {**settings, **changes}), Console(file=io.StringIO()))
 
 
 def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
-    run = prepared(tmp_path, **{"seed": 7, "data.train_jumps": True, "interpolation": "linear"})
+    run = prepared(tmp_path, **{"seed": 7, "data.train_chunk_starts": True, "interpolation": "linear"})
     data = run.dataset
-    assert (data.seed, data.rules.train_jumps, len(data)) == (7, True, 6)
+    assert (data.seed, data.rules.train_chunk_starts, len(data)) == (7, True, 6)
     assert run.extension.interpolation == "linear"
     assert (tmp_path / "cache").is_dir()
     assert data.rules.target_length == 512
     held = [is_held_out(name, 0.3) for name in run.store.names]
     assert run.split.held_out.tolist() == np.flatnonzero(held).tolist()
     assert not set(run.split.train) & set(run.split.held_out)
-    full = prepared(tmp_path, tmp_path / "model", **{"target": 1100, "positions.scheme": "full"})
+    full = prepared(tmp_path, tmp_path / "model", **{"target": 1100, "positions.scheme": "full_length"})
     assert full.split.shortest == full.window == 1100 <= full.store.lengths[full.split.train].min()
 
 
@@ -86,7 +86,7 @@ def planned(run: PreparedRun) -> str:
 
 def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_factor_may_do(tmp_path) -> None:
     model = checkpoint(tmp_path / "model", window=64)
-    settings = {"training.max_steps": 2000, "training.batch_size": 1, "train_length": 64, "target": "1k"}
+    settings = {"training.max_steps": 2000, "training.global_batch_size": 1, "train_length": 64, "target": "1k"}
     settings |= {"training.learning_rate": 1e-3, "training.warmup_steps": 0.25}
     run = prepared(tmp_path, model, **settings, interpolation="yarn")
     epochs = 2000 * 64 / int(run.store.lengths[run.split.train].sum())
@@ -96,7 +96,7 @@ def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_fact
 
 
 def test_a_plan_refuses_what_a_launch_would(tmp_path: Path, monkeypatch) -> None:
-    recipe, console = prepared(tmp_path, **{"evaluation.steps": [1]}).recipe, Console(quiet=True)
+    recipe, console = prepared(tmp_path, **{"evaluation.eval_steps": [1]}).recipe, Console(quiet=True)
     prepare(recipe, console, "ddp")
     for launch in ("fsdp", "zero3-offload"):
         with pytest.raises(RecipeError, match=launch.partition("-")[0]):
@@ -135,7 +135,7 @@ def unread(*_: object, **__: object) -> None:
     ("changes", "setting"),
     [
         ({"training.learnig_rate": 1.0}, "learning_rate"),
-        ({"lora.base": "4bit"}, "4bit"),
+        ({"lora.load_in_4bit": True}, "4bit"),
         ({"train_length": 600}, "600"),  # above the target
     ],
 )

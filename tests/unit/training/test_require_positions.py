@@ -102,7 +102,13 @@ def test_positions_that_never_skip_stop_the_run_after_256_examples(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "positions",
-    [Positions(), Positions(scheme="short"), Positions(chunks=1), Positions(scheme="randpos"), Positions(contiguous=1)],
+    [
+        Positions(),
+        Positions(scheme="no_skip"),
+        Positions(chunks=1),
+        Positions(scheme="randpos"),
+        Positions(no_skip_share=1),
+    ],
 )
 def test_good_batches_are_trained_and_soon_checked_no_more(tmp_path: Path, positions: Positions) -> None:
     made = trainer(tmp_path, steps=3, positions=positions)
@@ -111,7 +117,7 @@ def test_good_batches_are_trained_and_soon_checked_no_more(tmp_path: Path, posit
     assert not any(part._forward_pre_hooks for part in made.model.modules())
 
 
-@pytest.mark.parametrize("rule", [{"chunks": 1}, {"contiguous": 1}])
+@pytest.mark.parametrize("rule", [{"chunks": 1}, {"no_skip_share": 1}])
 def test_a_scheme_without_chunks_is_watched_whatever_their_rules_say(tmp_path: Path, rule: dict) -> None:
     made = trainer(tmp_path, counted, steps=9, batch=100, positions=Positions(scheme="randpos", **rule))
     with pytest.raises(RecipeError, match="no position skips"):

@@ -23,7 +23,7 @@ def begun(folder: Path | None, **changes) -> RunFolder:
     return run_folder
 
 
-BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.source": ["a"]}
+BEST = {"evaluation.save_best": True, "evaluation.eval_steps": [1], "evaluation.source": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,10 @@ BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.source":
         ({}, "data.cache", "x", False),
         ({}, "training.activation_checkpointing", True, False),
         ({}, "training.weight_decay", 0.1, True),
-        ({"lora": {"rank": 8}}, "lora.rank", 4, True),
+        ({"lora": {"r": 8}}, "lora.r", 4, True),
         # Where the best step is kept, what chooses it decides too.
-        (BEST, "evaluation.keep", "last", True),
-        (BEST, "evaluation.steps", [1, 2], True),
+        (BEST, "evaluation.save_best", False, True),
+        (BEST, "evaluation.eval_steps", [1, 2], True),
         (BEST, "evaluation.source", ["b", "a"], True),
         (BEST, "evaluation.source", ["a", "b"], False),
     ],

@@ -64,7 +64,7 @@ def collate(examples):
 
 
 def settings(**changes) -> recipe.Training:
-    values = {"max_steps": 4, "batch_size": 4, "precision": "float32", "learning_rate": 1e-2, "warmup_steps": 0}
+    values = {"max_steps": 4, "global_batch_size": 4, "precision": "float32", "learning_rate": 1e-2, "warmup_steps": 0}
     return recipe.Training(**{**values, **changes})
 
 
@@ -178,7 +178,7 @@ def token_mean(model, examples) -> float:
 def test_loss_is_the_token_mean_over_the_global_batch(tmp_path, micro):
     records, dataset = [], Keyed()
     expected = token_mean(tiny_model(), [dataset[i] for i in range(8)])
-    one_step = {"max_steps": 1, "batch_size": 8, "max_grad_norm": 1e9, "optim": "sgd"}
+    one_step = {"max_steps": 1, "global_batch_size": 8, "max_grad_norm": 1e9, "optim": "sgd"}
     model, _ = run(tmp_path / "micro", on_log=records.append, per_device_train_batch_size=micro, **one_step)
     assert records[0]["loss"] == pytest.approx(expected, rel=1e-6)
     whole, _ = run(tmp_path / "whole", per_device_train_batch_size=8, **one_step)
@@ -190,7 +190,7 @@ def test_a_mean_of_micro_batch_means_would_be_seen(tmp_path, monkeypatch):
     """The mutation of the test above: without the count of labels Trainer averages the micro-batches' means."""
     monkeypatch.setattr(training._Trainer, "_get_num_items_in_batch", lambda *args: None)
     records = []
-    run(tmp_path, on_log=records.append, max_steps=1, batch_size=8, per_device_train_batch_size=1)
+    run(tmp_path, on_log=records.append, max_steps=1, global_batch_size=8, per_device_train_batch_size=1)
     expected = token_mean(tiny_model(), [Keyed()[i] for i in range(8)])
     assert records[0]["loss"] != pytest.approx(expected, rel=1e-4)
 
@@ -416,7 +416,7 @@ def shown_on(monkeypatch, terminal: bool) -> io.StringIO:
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     text = shown_on(monkeypatch, terminal=False)
-    run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, batch_size=1, shown=True)
+    run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, global_batch_size=1, shown=True)
     lines = text.getvalue().splitlines()
     assert re.fullmatch(r"training: 100%, step 20/20, loss \d\.\d{3}, [\d,]+ tokens/s, 0:00:\d\d elapsed", lines[-1])
 
