@@ -28,7 +28,6 @@ RUN python3.12 -m venv /opt/venv \
         jinja2==3.1.6 \
         matplotlib==3.11.2 \
         numpy==2.4.6 \
-        packaging==26.3 \
         peft==0.21.2 \
         protobuf==7.36.2 \
         pydantic==2.14.4 \
@@ -39,8 +38,7 @@ RUN python3.12 -m venv /opt/venv \
         sentencepiece==0.2.3 \
         tokenizers==0.23.3 \
         transformers==5.24.0 \
-        typer==0.29.2 \
-        zstandard==0.25.0
+        typer==0.29.2
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN pip install --no-deps .

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import passkey_prompt
-from skipwise.data.prompts import answer_ids
+from skipwise.data.prompts import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.method.lengths import parse_length

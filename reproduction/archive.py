@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import zstandard
+import pyarrow
 
 from reproduction.exhibits import EXHIBITS
 from reproduction.runs import SCALES, plan_runs, seeds_in
@@ -39,7 +39,7 @@ def pack(out: Path, archive: Path, changes: Mapping[str, Any]) -> None:
         lines.append({"path": path.relative_to(out).as_posix(), "text": text})
     archive.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    archive.write_bytes(zstandard.ZstdCompressor(19).compress(text.encode()))
+    archive.write_bytes(pyarrow.Codec("zstd", 19).compress(text.encode(), asbytes=True))
 
 
 def unpack(archive: Path, out: Path) -> dict[str, Any]:
@@ -47,11 +47,12 @@ def unpack(archive: Path, out: Path) -> dict[str, Any]:
     if not archive.exists():
         return {}
     try:
-        first, *lines = map(json.loads, zstandard.decompress(archive.read_bytes()).decode().splitlines())
+        with pyarrow.input_stream(str(archive)) as stream:
+            first, *lines = map(json.loads, stream.read().decode().splitlines())
         for line in lines:
             path = out / line["path"]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(line["text"], encoding="utf-8")
         return dict(first["changes"])
-    except (ValueError, KeyError, zstandard.ZstdError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(f"{archive} cannot be read ({error!r}); take it from the repository again") from None

@@ -28,8 +28,7 @@ from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
-from skipwise.data.passkey import passkey_text  # noqa: E402
-from skipwise.data.prompts import answer_ids, encode  # noqa: E402
+from skipwise.data.prompts import answer_ids, encode, passkey_text  # noqa: E402
 from skipwise.data.text import is_held_out, open_corpus  # noqa: E402
 
 WINDOW = 256

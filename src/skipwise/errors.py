@@ -130,18 +130,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 def pip_install(*extras: str) -> str:
     """Return the pip command that installs the packages of ``extras``; Skipwise itself is on no package index."""
-    from packaging.requirements import Requirement
-
     try:
-        needs = [Requirement(need) for need in requires("skipwise") or ()]
+        needs = [need.partition(";") for need in requires("skipwise") or ()]
     except PackageNotFoundError:  # only its source is on the path
         return f"pip install -e '.[{','.join(extras)}]'"
-    wanted = [
-        f"'{need.name}{need.specifier}'"
-        for extra in extras
-        for need in needs
-        if need.marker and need.marker.evaluate({"extra": extra}) and not need.marker.evaluate({"extra": ""})
-    ]
+    wanted = [f"'{need}'" for extra in extras for need, _, marker in needs if re.search(rf"\b{extra}\b", marker)]
     return f"pip install {' '.join(dict.fromkeys(wanted))}"
 
 

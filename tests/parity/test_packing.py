@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.spans import IGNORED
 from skipwise.data.store import TokenStore
+from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.sliding import mask_by_position

@@ -19,16 +19,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import chain
 from typing import Any
 
-from skipwise.data.spans import Spans, complement, runs
+import numpy as np
+
 from skipwise.errors import DataError, reason
 
 FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
 TOOLS = "tools"  # field of a record: functions that the assistant may call
 
-_ROLES = {"human": "user", "developer": "system", **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant")}
-_KNOWN = ("system", "user", "assistant", "tool")
+_ROLES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    **{"human": "user", "developer": "system"},
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
+}
 _CALLS = ("tool_calls", "function_call")
 _TRAINED = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # fields of an assistant's turn besides its content
 _BY_HAND = "give the chat as input_ids with labels"
@@ -71,7 +76,7 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
     for name, turns in zip(form, lists, strict=True):
         if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
             raise DataError(f"{where}: field {name!r} is no list of turns; correct or remove the record")
-    messages = [_message(turn, f"{where}, turn {n}") for n, turn in enumerate([t for ts in lists for t in ts], 1)]
+    messages = [_message(turn, f"{where}, turn {n}") for n, turn in enumerate(chain(*lists), 1)]
     prompt_turns = len(lists[0]) if len(lists) == 2 else 0
     if not any(message["role"] == "assistant" for message in messages[prompt_turns:]):
         raise DataError(f"{where}: no turn is the assistant's; remove the record, or give it as text")
@@ -81,24 +86,22 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
 def _message(turn: Mapping[str, Any], where: str) -> Message:
     """Return a turn with the names of OpenAI's API."""
     given = str(turn.get("role", turn.get("from")))
-    role = _ROLES.get(given.lower(), given.lower())
-    if role not in _KNOWN:
-        raise DataError(f"{where}: role {given!r} is unknown; choose one of {', '.join((*_KNOWN, *_ROLES))}")
+    role = _ROLES.get(given.lower())
+    if role is None:
+        raise DataError(f"{where}: role {given!r} is unknown; choose one of {', '.join(_ROLES)}")
     more = {name: turn[name] for name in (*_TRAINED, "name", "tool_call_id") if turn.get(name)}
     if "tool_calls" in more:
         more["tool_calls"] = _objects(more["tool_calls"], f"{where}: tool_calls")
     content = turn.get("content", turn.get("value"))
-    if (
-        isinstance(content, list)
-        and content
-        and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content)
-    ):
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
-    if not isinstance(content, str) and not (content is None and any(name in more for name in _CALLS)):
+    if content is None and any(name in more for name in _CALLS):
+        content = ""
+    if not isinstance(content, str):
         raise DataError(
             f"{where} ({role}): the content is of type {type(content).__name__}, not text; remove the record"
         )
-    return {"role": role, "content": content or "", **more}
+    return {"role": role, "content": content, **more}
 
 
 def _objects(value: Any, what: str) -> list[Any]:
@@ -111,25 +114,20 @@ def _objects(value: Any, what: str) -> list[Any]:
     raise DataError(f"{what} is of type {type(value).__name__}, not a list of objects or its JSON; correct the record")
 
 
-def chat_encoder(tokenizer: Any) -> Callable[[Conversation, str], tuple[list[int], Spans]]:
-    """Return a function from a chat and its name to token ids, and spans of them that are not the assistant's.
+def chat_encoder(tokenizer: Any) -> Callable[[Conversation, str], tuple[list[int], np.ndarray]]:
+    """Return a function from a chat and its name to token ids, and which of them are not the assistant's, bool [tokens].
 
     Raises:
-        DataError: the tokenizer has no offsets; by the function, without a chat template, or where it refuses the chat.
+        DataError: by the function, without a chat template, or where it refuses the chat.
     """
-    if not getattr(tokenizer, "is_fast", False):
-        raise DataError(
-            f"{type(tokenizer).__name__} gives no offsets, so the assistant's tokens cannot be found; choose a model with a fast "
-            "tokenizer, or give text"
-        )
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
 
-    def encode(chat: Conversation, name: str) -> tuple[list[int], Spans]:
+    def encode(chat: Conversation, name: str) -> tuple[list[int], np.ndarray]:
         if chat.texts:
             ids, trained = _encode_texts(*chat.texts, tokenizer)
         else:
             ids, trained = _encode_messages(chat, name, tokenizer, special)
-        return ids, complement(runs(trained), len(ids))
+        return ids, ~np.array(trained, dtype=bool)
 
     return encode
 
@@ -145,22 +143,19 @@ def _encode_texts(prompt: str, completion: str, tokenizer: Any) -> tuple[list[in
 
 
 def _encode_messages(chat: Conversation, name: str, tokenizer: Any, special: set[int]) -> tuple[list[int], list[bool]]:
-    if not (template := tokenizer.chat_template):
+    template = str(tokenizer.chat_template or "")
+    if not template:
         raise DataError(
             f"{name} is a chat, and the tokenizer has no chat template; choose an instruct model, or give text"
         )
-    _require_read(chat, str(template), name)
-    if _MARKED.search(str(template)) and not chat.prompt_turns:
-        made = _apply(
-            tokenizer,
-            chat.messages,
-            chat.tools,
-            name,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-        )
-        return list(made["input_ids"]), list(map(bool, made["assistant_masks"]))
+    fields = {key for message in chat.messages for key in message if key in _TRAINED}
+    for field_name in sorted(fields | ({TOOLS} if chat.tools else set())):
+        if not re.search(rf"\b{field_name}\b", template):
+            raise DataError(f"{name}: the chat template does not read {field_name!r}; remove the field, or {_BY_HAND}")
+    if _MARKED.search(template) and not chat.prompt_turns:
+        options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        encoding = _apply(tokenizer, chat.messages, chat.tools, name, **options)
+        return list(encoding["input_ids"]), list(encoding["assistant_masks"])
     text = _apply(tokenizer, chat.messages, chat.tools, name, tokenize=False)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
     ids, begins = encoding["input_ids"], [begin for begin, _ in encoding["offset_mapping"]]
@@ -176,15 +171,6 @@ def _encode_messages(chat: Conversation, name: str, tokenizer: Any, special: set
     return ids, trained
 
 
-def _require_read(chat: Conversation, template: str, name: str) -> None:
-    """Raise a DataError for a field that the template does not read: it would be lost."""
-    fields = {key for message in chat.messages for key in message if key in _TRAINED} | (
-        {TOOLS} if chat.tools else set()
-    )
-    for lost in sorted(key for key in fields if not re.search(rf"\b{key}\b", template)):
-        raise DataError(f"{name}: the chat template does not read {lost!r}; remove the field, or {_BY_HAND}")
-
-
 def _span(chat: Conversation, turn: int, text: str, name: str, tokenizer: Any) -> tuple[int, int]:
     """Return where a turn begins and ends in the rendered ``text``, by rendering it with a placeholder."""
     placeholder = next(sign for sign in map(chr, range(ord("①"), sys.maxunicode)) if sign not in text)
@@ -194,26 +180,23 @@ def _span(chat: Conversation, turn: int, text: str, name: str, tokenizer: Any) -
     rendered = _apply(tokenizer, changed, chat.tools, where, tokenize=False)
     if any(key in chat.messages[turn] for key in _CALLS) and not text.endswith(rendered.rpartition(placeholder)[2]):
         raise DataError(f"{where}: the chat template changes later turns; remove the calls of tools, or {_BY_HAND}")
-    begin = _alike(text, rendered)
-    return begin, len(text) - _alike(text[begin:][::-1], rendered[begin:][::-1])
+    begin = _common(text, rendered)
+    return begin, len(text) - _common(text[begin:][::-1], rendered[begin:][::-1])
 
 
-def _alike(one: str, other: str) -> int:
+def _common(text: str, other: str) -> int:
     """Return the length of the common beginning of two texts."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda last: one[: last + 1] != other[: last + 1])
+    return bisect_left(range(min(len(text), len(other))), True, key=lambda last: text[: last + 1] != other[: last + 1])
 
 
 def _apply(tokenizer: Any, messages: list[Message], tools: list[Any], name: str, **options: Any) -> Any:
     """Render a chat by the template, with a fixed date."""
     template = _DATE_CALL.sub(lambda call: repr(_TODAY.strftime(call[2])), tokenizer.get_chat_template(tools=tools))
     try:
-        rendered = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             messages, tools, chat_template=template, add_generation_prompt=False, **options
         )
     except Exception as error:  # jinja has its own, and a template may raise any
         raise DataError(
             f"{name}: the chat template refuses this chat ({reason(error)}); correct or remove the record, or {_BY_HAND}"
         ) from error
-    if not rendered or (isinstance(rendered, str) and not rendered.strip()):
-        raise DataError(f"{name}: the chat template renders nothing; correct the template")
-    return rendered

@@ -12,13 +12,11 @@ import torch
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.answer_windows import NOWHERE, Answers
-from skipwise.data.cutting import ExampleRules
-from skipwise.data.packing import Packed, apart, pack
-from skipwise.data.spans import IGNORED
 from skipwise.data.store import TokenStore, split_documents
+from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
-from skipwise.errors import DataError, at_least, counted
+from skipwise.data.windows import NOWHERE, Answers, ExampleRules, Packed, apart, pack
+from skipwise.errors import DataError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import Plans
 from skipwise.method.rng import Rng
@@ -38,7 +36,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
     start of a new packed document and cuts attention there.
 
-    Conversations shorter than ``train_length`` are packed (``data.packing``): in an example of several the mask has the number of
+    Conversations shorter than ``train_length`` are packed (``data.windows``): in an example of several the mask has the number of
     each token's conversation, of which ``collate`` makes a mask that keeps them apart.
 
     Example::
@@ -55,7 +53,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         target_length: L_t in tokens.
         positions: the scheme and its options; default: PoSE with two chunks.
         data: what is trained of the text (``assistant_only_loss``, ``train_chunk_starts``). Where some tokens are not trained
-            (user turns, labels of -100), every example holds a loss token (``answer_windows``), and documents without one
+            (user turns, labels of -100), every example holds a loss token (``data.windows``), and documents without one
             are left out. Settings that choose the documents (``source``,
             ``held_out``, ``min_tokens``, ...) are for ``from_source``. Default: all text.
         examples: the length of the data set; default: the documents' tokens / ``train_length``.
@@ -78,23 +76,18 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         examples: int | None = None,
         seed: int = 0,
     ) -> None:
-        at_least("seed", seed, 0)
-        if examples is not None:
-            at_least("examples", examples, 1)
         data = data or Data()
-        if len(documents) == 0:
-            raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), data.train_chunk_starts)
-        self.store, self.documents, self.seed = store, np.asarray(documents), seed
+        self.store, self.documents, self.seed = store, np.asarray(documents, dtype=np.int64), seed
         self._without_context = data.assistant_only_loss or (store.labelled and len(store.context) > 0)
         self._answers = Answers(store) if self._without_context and len(store.context) else None
         if self._answers:
             self.documents = self.documents[self._answers.counts[self.documents] > 0]
         if not len(self.documents):
             raise DataError(
-                f"none of {counted(len(documents), 'document')} has a loss token after its first; give longer answers, or labels "
-                "that are not all -100"
+                f"none of {counted(len(documents), 'document')} has a loss token after its first; give more text, longer answers, "
+                "or labels that are not all -100"
             )
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
@@ -105,10 +98,12 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 "examples"
             )
         self._epoch = shared_epoch()
-        self._short = (
-            self._lengths < lengths[0] if store.holds_conversations else np.zeros(len(self.documents), dtype=bool)
-        )
-        _check_packing(self.rules, self._short)
+        self._short = (self._lengths < lengths[0]) & store.holds_conversations
+        if self._short.any() and (scheme := self.rules.positions.scheme) not in ("pose", "no_skip"):
+            raise DataError(
+                f"{counted(int(self._short.sum()), 'document')} of fewer than {lengths[0]:,} tokens can be packed under pose and "
+                f"no_skip, not under {scheme}; set data.min_tokens={lengths[0]} to leave them out"
+            )
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
         self.rules.plan(Rng.of(seed, 0, 0), shortest)
@@ -206,19 +201,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def _pack(self, index: int, chosen: int) -> Packed:
         """Return the packed example ``index``, which begins with a short document."""
-        rules, short = self.rules, self.documents[self._short]
         rng = np.random.default_rng([self.seed, int(self._epoch), index, _PACKED])
-        first = int(self.documents[chosen])
-        return pack(self.store, short, first, rules.train_length, rules.target_length, rules.positions, rng)
-
-
-def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:
-    """Refuse to pack under a scheme that has no chunks of text."""
-    if short.any() and (scheme := rules.positions.scheme) not in ("pose", "no_skip"):
-        raise DataError(
-            f"{counted(int(short.sum()), 'document')} of fewer than {rules.train_length:,} tokens can be packed under pose and "
-            f"short, not under {scheme}; set data.min_tokens={rules.train_length} to leave them out"
-        )
+        return pack(self.store, self.documents[self._short], int(self.documents[chosen]), self.rules, rng)
 
 
 def shared_epoch(epoch: int = 0) -> torch.Tensor:
@@ -229,7 +213,7 @@ def shared_epoch(epoch: int = 0) -> torch.Tensor:
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     """Stack examples of one length into a batch of int64 tensors [examples, tokens].
 
-    If an example holds several texts, ``attention_mask`` is that of ``packing.apart``, bool [examples, 1, tokens, tokens].
+    If an example holds several texts, ``attention_mask`` is that of ``windows.apart``, bool [examples, 1, tokens, tokens].
     """
     batch: dict[str, torch.Tensor] = default_collate(list(examples))
     if "attention_mask" in batch and (batch["attention_mask"] > 1).any():

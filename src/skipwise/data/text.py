@@ -8,18 +8,21 @@
     stdlib, pydoc                                       module, topic     path, topic
 
 Names are the same on every machine, because a hash of the name decides what is held out. ``datasets`` reads Parquet, saved
-data sets and the hub. Files are read here: the names are those of files and lines, and so is the place of an error.
+data sets and the hub. JSON Lines are read here: ``datasets`` gives no line numbers, and fills fields that a tool call lacks
+with null, which a chat template would write.
+
+A record holds a text, a chat (``data.chat``), or tokens: ``input_ids``, and ``labels`` with -100 at tokens that are not trained.
 """
 
 import glob
-import gzip
 import hashlib
 import io
 import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -27,21 +30,40 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from skipwise.data import chat, tokenised
+import numpy as np
+
+from skipwise.data import chat
 from skipwise.data.chat import Conversation, conversation_of
-from skipwise.data.tokenised import Tokens, tokens_of
 from skipwise.errors import DataError, nearest, reason
 from skipwise.recipes.schema import Data
 
 _TEXT = (".txt", ".md", ".rst", ".py", ".tex")
 ENDINGS = (*_TEXT, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _READABLE = f"readable files end in {', '.join(ENDINGS)}"
-_FORMS = (*chat.FORMS, tokenised.FORM)  # fields of a document that is no text
+_PYTHON = ("stdlib", "pydoc")  # sources that Python brings
+_TOKENS = ("input_ids",)
+_FORMS = (*chat.FORMS, _TOKENS)  # fields of a document that is no text
+IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
 
 # Left out of ``stdlib``: installed packages, tests, generated tables.
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _STDLIB_TABLES = ("encodings/", "pydoc_data/")
 KINDS = {"prose": "prose.txt", "mathematics": "mathematics.tex", "code": "code.c"}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised document: ``ids`` int64 [tokens], and which are not trained, bool [tokens]."""
+
+    ids: np.ndarray
+    untrained: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def identity(self) -> bytes:
+        return self.ids.tobytes()
 
 
 @dataclass(frozen=True)
@@ -102,136 +124,86 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     """
     data = Data.of(source)
     path = Path(data.source)
-    if data.source in ("stdlib", "pydoc"):
-        _refuse_settings(data, "split", "subset", "streaming")
-        return _pydoc() if data.source == "pydoc" else _files(data, _stdlib_files(), skip_undecodable=True)
-    if not path.exists():
+    if data.source not in _PYTHON and not path.exists():
         return _hub(data)
-    if _is_saved(path):
-        _refuse_settings(data, "subset", "streaming")
+    for name in ("subset", "streaming", *([] if _has_splits(path) else ["split"])):
+        if (value := getattr(data, name)) != Data.model_fields[name].default:
+            raise DataError(f"data.{name} = {value!r} is for hub data sets, not for {data.source}; leave it out")
+    if data.source == "pydoc":
+        return _pydoc()
+    if data.source == "stdlib":
+        return _files(data, _stdlib_files())
+    if _has_splits(path) or (path / "dataset_info.json").exists():
         return _saved(path, data)
-    _refuse_settings(data, "split", "subset", "streaming")
-    if not path.is_dir():
-        if not path.name.lower().endswith(ENDINGS):
-            raise DataError(f"{path}: files ending in {path.suffix!r} cannot be read; {_READABLE}")
-        return _files(data, [(path.name, path)])
-    found = sorted(_walk(path))
-    files = [(name, file) for name, file in found if name.lower().endswith(ENDINGS)]
+    listed = sorted(_walk(path)) if path.is_dir() else [(path.name, path)]
+    files = [(name, file) for name, file in listed if name.lower().endswith(ENDINGS)]
     if not files:
-        raise DataError(f"{path} holds no document; {_READABLE}")
-    return _files(data, files, unread=[name for name, _ in found if not name.lower().endswith(ENDINGS)])
+        raise DataError(f"{path}: no file can be read; {_READABLE}")
+    return _files(data, files, unread=[name for name, _ in listed if not name.lower().endswith(ENDINGS)])
 
 
 def other_source(data: Data, source: str) -> Data:
     """Return the data section with another source; settings of a hub data set are dropped for files and folders."""
     path = Path(source)
-    if source == data.source or not (source in ("stdlib", "pydoc") or path.exists()):
+    if source == data.source or not (source in _PYTHON or path.exists()):
         return data.model_copy(update={"source": source})
-    names = ("split", "subset", "streaming", "max_train_tokens")
-    kept = {"split": data.split} if _is_saved(path) else {}
-    return data.model_copy(update={name: Data.model_fields[name].default for name in names} | kept | {"source": source})
-
-
-def _refuse_settings(data: Data, *names: str) -> None:
-    """Raise a DataError for settings of a hub data set."""
-    for name in names:
-        if (value := getattr(data, name)) != Data.model_fields[name].default:
-            raise DataError(f"data.{name} = {value!r} is for hub data sets, not for {data.source}; leave it out")
+    names = {"split", "subset", "streaming", "max_train_tokens"} - ({"split"} if _has_splits(path) else set())
+    return data.model_copy(update={name: Data.model_fields[name].default for name in names} | {"source": source})
 
 
 # --- files ---
 
 
-def _files(
-    data: Data, files: Sequence[tuple[str, Path]], *, skip_undecodable: bool = False, unread: Sequence[str] = ()
-) -> Corpus:
+def _files(data: Data, files: Sequence[tuple[str, Path]], unread: Sequence[str] = ()) -> Corpus:
     """Return the corpus of files, each with its name."""
 
     def documents(done: int) -> Iterator[Document]:
-        read = (_read(name, path, data.text_field, skip_undecodable) for name, path in files)
-        return islice(chain.from_iterable(read), done, None)
+        return islice(chain.from_iterable(_read(name, path, data.text_field) for name, path in files), done, None)
 
     def content() -> Iterator[str]:
         yield from ("files", data.text_field)
         for name, path in files:
-            with _opened(path) as file:
+            with open(path, "rb") as file:
                 yield from (name, hashlib.file_digest(file, "sha256").hexdigest())
 
     texts = all(name.lower().endswith(_TEXT) for name, _ in files)
     return Corpus(data.source, documents, content, len(files) if texts else None, unread)
 
 
-def _read(name: str, path: Path, field: str, skip_undecodable: bool) -> Iterator[Document]:
+def _read(name: str, path: Path, field: str) -> Iterator[Document]:
     """Yield the documents of a file."""
-    if path.name.lower().endswith(_TEXT):
-        with _opened(path) as file:
-            try:
-                yield Document(name, io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8-sig").read())
-            except UnicodeDecodeError as error:
-                if not skip_undecodable:
-                    raise DataError(
-                        f"{path}: byte {error.start:,} is not UTF-8; convert the file, e.g. `iconv -f latin1 -t utf-8`"
-                    ) from error
-        return
-    if path.name.lower().endswith(".parquet"):
+    if name.lower().endswith(_TEXT):
+        try:
+            yield Document(name, path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: byte {error.start:,} is not UTF-8; convert the file, e.g. `iconv -f latin1 -t utf-8`"
+            ) from error
+    elif name.lower().endswith(".parquet"):
         import datasets
 
-        open_rows = partial(datasets.load_dataset, "parquet", split="train", streaming=True)
-        yield from _rows(lambda: open_rows(data_files=glob.escape(str(path))), name, path, field)
-        return
-    for number, record in _json_lines(path):
-        yield Document(f"{name}:{number}", content_of(record, field, f"{path}, line {number:,}"))
+        options = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
+        yield from _rows(lambda: datasets.load_dataset("parquet", **options), name, path, field)
+    else:
+        for number, record in _json_lines(path):
+            yield Document(f"{name}:{number}", content_of(record, field, f"{path}, line {number:,}"))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield line numbers, from 1, and records.
+    """Yield line numbers, from 1, and records."""
+    import pyarrow  # which ``datasets`` needs too; it unpacks .gz and .zst
 
-    ``datasets`` gives no line numbers, which names and errors need.
-    """
-    unpack = _PACKED.get(path.suffix.lower(), io.BufferedReader)
     number = 0
     try:
-        with _opened(path) as packed:
-            for number, line in enumerate(unpack(packed), 1):
+        with pyarrow.input_stream(str(path)) as stream:
+            for number, line in enumerate(io.BufferedReader(stream), 1):
                 if not line.isspace():
-                    yield number, _parse(line, f"{path}, line {number:,}")
-    except DataError:
-        raise
-    except Exception as error:  # gzip, zlib and zstandard have their own
+                    yield number, json.loads(line)
+    except (OSError, ValueError) as error:
+        place = f", line {number:,}" if isinstance(error, ValueError) else ""
         raise DataError(
-            f"{path}: the file is damaged after line {number:,} ({reason(error)}); download it again"
+            f'{path}{place}: cannot be read ({error}); write one object per line, e.g. {{"text": "..."}}, or download it again'
         ) from error
-
-
-def _unpack_zstd(packed: io.FileIO) -> io.BufferedReader:
-    import zstandard
-
-    # A file may have several frames, and windows of ``zstd --long=31``; both are off by default.
-    unpack = zstandard.ZstdDecompressor(max_window_size=2**31)
-    return io.BufferedReader(unpack.stream_reader(packed, read_across_frames=True))
-
-
-_PACKED: dict[str, Callable[[Any], Iterable[bytes]]] = {
-    ".gz": lambda packed: gzip.GzipFile(fileobj=packed),
-    ".zst": _unpack_zstd,
-}
-
-
-def _parse(line: bytes, where: str) -> Any:
-    try:
-        record = json.loads(line)
-        if b"\\ud" in line.lower():  # perhaps half of a surrogate pair, which cannot be tokenised
-            json.dumps(record, ensure_ascii=False).encode()
-        return record
-    except (ValueError, RecursionError) as error:
-        raise DataError(f'{where}: not JSON ({error}); write one object per line, e.g. {{"text": "..."}}') from error
-
-
-def _opened(path: Path) -> io.FileIO:
-    try:
-        return io.FileIO(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); correct the path or its permissions") from error
 
 
 def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
@@ -252,8 +224,8 @@ def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple
 
 
 def _stdlib_files() -> list[tuple[str, Path]]:
-    found = sorted(_walk(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED))
-    return [(n, path) for n, path in found if n.endswith(".py") and not n.startswith(_STDLIB_TABLES) and path.is_file()]
+    files = sorted(_walk(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED))
+    return [(n, path) for n, path in files if n.endswith(".py") and not n.startswith(_STDLIB_TABLES) and path.is_file()]
 
 
 def _pydoc() -> Corpus:
@@ -263,6 +235,11 @@ def _pydoc() -> Corpus:
     texts = [Document(name, text) for name, text in sorted(topics.items())]
     content = [part for document in texts for part in (document.name, document.text)]
     return Corpus("pydoc", lambda done: iter(texts[done:]), lambda: content, len(texts))
+
+
+def shipped_text(kind: str) -> str:
+    """Return the document of one kind: ``prose``, ``mathematics`` or ``code``."""
+    return resources.files("skipwise").joinpath("assets", "other", KINDS[kind]).read_text(encoding="utf-8")
 
 
 # --- data sets, read by ``datasets`` ---
@@ -275,7 +252,7 @@ def _rows(open_rows: Callable[[], Any], name: str, where: str | Path, field: str
         rows = open_rows()
         if rows.column_names is not None:
             form_of(rows.column_names, field, str(where))
-            known = {field, chat.TOOLS, tokenised.LABELS, *chain.from_iterable(_FORMS)}
+            known = {field, chat.TOOLS, "labels", *chain.from_iterable(_FORMS)}
             rows = rows.select_columns([column for column in rows.column_names if column in known])
         for row, record in enumerate(rows.skip(done), done + 1):
             yield Document(f"{name}:{row}", content_of(record, field, f"{where}, row {row:,}"))
@@ -295,10 +272,9 @@ def _data_set(data: Data, name: str, dataset: Any, identity: str, size: int | No
     return Corpus(data.source, rows, lambda: content, size)
 
 
-def _is_saved(folder: Path) -> bool:
-    """Return True for a folder by ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk``."""
-    one = (folder / "state.json").exists() and (folder / "dataset_info.json").exists()
-    return one or (folder / "dataset_dict.json").exists()
+def _has_splits(folder: Path) -> bool:
+    """Return True for a folder by ``DatasetDict.save_to_disk``."""
+    return (folder / "dataset_dict.json").exists()
 
 
 def _saved(folder: Path, data: Data) -> Corpus:
@@ -310,11 +286,8 @@ def _saved(folder: Path, data: Data) -> Corpus:
         raise DataError(f"{folder}: the saved data set cannot be loaded ({reason(error)}); save it again") from error
     if isinstance(dataset, datasets.DatasetDict):
         if data.split not in dataset:
-            near = nearest(data.split, dataset)
-            raise DataError(f"{folder} has no split {data.split!r}{near}; choose data.split from {', '.join(dataset)}")
+            raise DataError(f"{folder} has no split {data.split!r}; choose data.split from {', '.join(dataset)}")
         dataset = dataset[data.split]
-    else:
-        _refuse_settings(data, "split")
     return _data_set(data, folder.resolve().name, dataset, str(dataset._fingerprint), len(dataset))
 
 
@@ -353,8 +326,8 @@ def content_of(record: Any, field: str, where: str) -> str | Conversation | Toke
     if not isinstance(record, dict):
         raise DataError(f"{where}: a {type(record).__name__}, not an object; write one object per line")
     form = form_of([name for name, value in record.items() if value is not None], field, where)
-    if form == tokenised.FORM:
-        return tokens_of(record, where)
+    if form == _TOKENS:
+        return _tokens_of(record, where)
     if form in chat.FORMS:
         return conversation_of(record, form, where)
     if not isinstance(text := record[field], str):
@@ -377,6 +350,28 @@ def form_of(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
     )
 
 
-def shipped_text(kind: str) -> str:
-    """Return the document of one kind: ``prose``, ``mathematics`` or ``code``."""
-    return resources.files("skipwise").joinpath("assets", "other", KINDS[kind]).read_text(encoding="utf-8")
+def _tokens_of(record: Mapping[str, Any], where: str) -> Tokens:
+    ids = token_ids(record["input_ids"], f"{where}: input_ids")
+    if record.get("labels") is None:
+        return Tokens(ids, np.zeros(len(ids), dtype=bool))
+    labels = token_ids(record["labels"], f"{where}: labels")
+    if labels.shape != ids.shape or ((labels != ids) & (labels != IGNORED)).any():
+        raise DataError(
+            f"{where}: labels must repeat input_ids, or be {IGNORED} at tokens that are not trained; correct them"
+        )
+    return Tokens(ids, labels == IGNORED)
+
+
+def token_ids(values: Any, what: str) -> np.ndarray:
+    """Return a list, array or tensor of token ids as int64 [tokens]; errors begin with ``what``.
+
+    Raises:
+        DataError: it is no single row of whole numbers.
+    """
+    with suppress(ValueError, TypeError):  # rows of several lengths; a tensor of bfloat16
+        array = np.asarray(values)
+        if array.ndim == 1 and (not len(array) or np.issubdtype(array.dtype, np.integer)):
+            return array.astype(np.int64)
+    raise DataError(
+        f"{what} holds {values!r:.40}, not a list of token ids; give one list of whole numbers for each document"
+    )

@@ -12,11 +12,10 @@ import json
 import math
 import re
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ from filelock import FileLock
 from rich.console import Console
 
 from skipwise.data.chat import Conversation, chat_encoder
-from skipwise.data.spans import Spans
 from skipwise.data.store import SCHEMA, StoreWriter, TokenStore, open_store
-from skipwise.data.text import Corpus, Document, open_corpus
-from skipwise.data.tokenised import Tokens, tokens_encoder
+from skipwise.data.text import Corpus, Document, Tokens, open_corpus
 from skipwise.errors import DataError, counted
 from skipwise.progress import progress
 from skipwise.recipes.schema import Data
@@ -43,7 +40,13 @@ _BLOCK = 2**14  # characters that are searched for places at a time
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
 
+_TESTED = 64  # documents of token ids that are decoded and encoded again
+_RUN, _RUNS = 64, 32  # tokens of a run, and runs of a document
+_MARGIN = 8  # tokens at either end of a run, where the cut may change the encoding
+_OWN = 0.5  # share of equal runs in a document of this tokenizer
+
 Ids = Sequence[int] | np.ndarray
+Flags = Sequence[bool] | np.ndarray
 OnProgress = Callable[[int, int, float | None], None]
 OnMessage = Callable[[str], None]
 
@@ -79,7 +82,8 @@ def build_token_store(
         on_message: gets a sentence about files that are not read.
 
     Raises:
-        DataError: the source cannot be read or tokenised, or the store cannot be written.
+        DataError: the source cannot be read or tokenised.
+        OSError: the store cannot be written.
         RunError: the store was changed after it was written.
     """
     data = Data.of(source)
@@ -92,22 +96,15 @@ def build_token_store(
     fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
     home = Path(data.cache) if data.cache else default_cache()
     stores, folder = home / "tokens", home / "tokens" / fingerprint
-    try:
-        (stores / ".locks").mkdir(parents=True, exist_ok=True)
-        with FileLock(stores / ".locks" / fingerprint, mode=0o666 if is_shared() else 0o600):
-            if folder.exists():
-                store = open_store(folder)
-                if on_progress:
-                    on_progress(len(store), len(store.tokens), 1.0)
-                return store
-            _remove_abandoned(stores)
-            _build(stores / f".draft-{fingerprint}", folder, corpus, data, tokenizer, on_progress)
-            return TokenStore(folder)
-    except OSError as error:  # an unreadable source is a DataError already
-        raise DataError(
-            f"{error.filename or home}: the token store cannot be written ({error.strerror or error}); free space, or set "
-            "data.cache or $SKIPWISE_CACHE to another folder"
-        ) from error
+    (stores / ".locks").mkdir(parents=True, exist_ok=True)
+    with FileLock(stores / ".locks" / fingerprint, mode=0o666 if is_shared() else 0o600):
+        if folder.exists():
+            store = open_store(folder)
+            if on_progress:
+                on_progress(len(store), len(store.tokens), 1.0)
+            return store
+        _build(stores / f".draft-{fingerprint}", folder, corpus, data, tokenizer, on_progress)
+        return TokenStore(folder)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -129,7 +126,7 @@ def _build(
     """Write the store of a corpus to ``draft``, and rename it to ``folder``."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
     labelled = isinstance(next(iter(corpus)).text, Tokens)
-    encode, limit = _encoder(tokenizer, vocabulary, labelled), data.max_train_tokens or math.inf
+    encode, limit = _encoder(tokenizer, vocabulary), data.max_train_tokens or math.inf
     try:
         with StoreWriter(draft, vocabulary) as files:
             counts = files.counts
@@ -165,35 +162,65 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _encoder(
-    tokenizer: Any, vocabulary: int, labelled: bool
-) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Spans]]]:
-    """Return a function from documents to each one's ids, and the spans that are context."""
-    encode_texts, encode_tokens = text_encoder(tokenizer), tokens_encoder(tokenizer, vocabulary)
+def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Flags]]]:
+    """Return a function from documents to each one's ids, and which of them are context."""
+    encode_texts, check_tokens = text_encoder(tokenizer), _tokens_check(tokenizer, vocabulary)
     encode_chat = cache(lambda: chat_encoder(tokenizer))
 
-    def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Spans]]:
+    def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Flags]]:
         texts = encode_texts([document.text for document in documents if isinstance(document.text, str)])
         for document in documents:
-            if isinstance(document.text, Tokens) != labelled:
-                raise DataError(
-                    f"{document.name}: text and tokenised documents cannot share a source; give one of them"
-                )
             if isinstance(document.text, str):
-                yield document, next(texts), []
+                yield document, next(texts), ()
             elif isinstance(document.text, Conversation):
                 yield document, *encode_chat()(document.text, document.name)
             else:
-                yield document, *encode_tokens(document.text, document.name)
+                check_tokens(document.text.ids, document.name)
+                yield document, document.text.ids, document.text.untrained
 
     return encode
 
 
-def _remove_abandoned(stores: Path) -> None:
-    """Remove drafts that were not written to for a week."""
-    for kept in stores.glob(".draft-*/build.json"):
-        if kept.stat().st_mtime < time.time() - 7 * 86_400:
-            shutil.rmtree(kept.parent, ignore_errors=True)
+# --- token ids that a source brings ---
+
+
+def _tokens_check(tokenizer: Any, vocabulary: int) -> Callable[[np.ndarray, str], None]:
+    """Return a function that refuses ids of another tokenizer.
+
+    A tokenizer's own ids, decoded and encoded again, are nearly equal; those of another tokenizer are not.
+
+    Raises:
+        DataError: by the function, for an id outside 0..``vocabulary``, or ids that are other ones when encoded again.
+    """
+    tested = count(1)
+
+    def check(ids: np.ndarray, name: str) -> None:
+        if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
+            raise DataError(
+                f"{name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own tokenizer, or give text"
+            )
+        if next(tested) <= _TESTED and (share := _equal_share(ids.tolist(), tokenizer)) < _OWN:
+            raise DataError(
+                f"{name}: {share:.0%} of the tokens are the same when decoded and encoded again, so another tokenizer made them; "
+                "use the model's own, or give text"
+            )
+
+    return check
+
+
+def _equal_share(ids: list[int], tokenizer: Any) -> float:
+    """Return the share of short runs of ``ids`` that are equal after decoding and encoding."""
+    last = len(ids) - _RUN
+    if last < 0:
+        return 1.0
+    equal = []
+    for begin in np.linspace(0, last, min(_RUNS, last + 1)).astype(int):
+        run = ids[begin : begin + _RUN]
+        text = tokenizer.decode(run, clean_up_tokenization_spaces=False)
+        again = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        inner = run[_MARGIN:-_MARGIN]
+        equal.append(any(again[at : at + len(inner)] == inner for at in range(len(again) - len(inner) + 1)))
+    return float(np.mean(equal))
 
 
 # --- long texts ---

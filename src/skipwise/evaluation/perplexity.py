@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from skipwise.data.tokenised import token_ids
+from skipwise.data.text import token_ids
 from skipwise.errors import DataError, EvaluationError, counted
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length

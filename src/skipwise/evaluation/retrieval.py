@@ -3,7 +3,7 @@
 Prompts are read one at a time by greedy decoding with a KV cache, in the order of their token ids: neighbours share the longest
 prefix, which is read once. Long answers are decoded in batches.
 
-Retrieval tasks (``skipwise.data.retrieval_prompts``) have one answer, which must be complete. RULER's tasks
+Retrieval tasks (``skipwise.data.prompts``) have one answer, which must be complete. RULER's tasks
 (``skipwise.data.ruler``) may have several answers, anywhere in the continuation.
 """
 
@@ -18,10 +18,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.prompts import Prompt, answer_ids
-from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.prompts import TASKS, Prompt, answer_ids
 from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
-from skipwise.data.spans import agreeing
 from skipwise.errors import at_least, one_of
 from skipwise.evaluation.perplexity import inference, not_finite, require_vocabulary
 from skipwise.method.lengths import parse_length
@@ -92,7 +90,7 @@ class Reader:
         common = self._common(prompt)
         self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
-        agreed = agreeing(draft, likeliest)
+        agreed = _agreeing(draft, likeliest)
         return likeliest[: agreed + 1]
 
     def go_on(self, prompt: list[int], written: list[int], finished: Finished) -> list[int]:
@@ -112,7 +110,7 @@ class Reader:
 
     def _common(self, prompt: list[int]) -> int:
         """Return the length of the cached prefix of ``prompt``; at least one id is left to read."""
-        return agreeing(self._ids, prompt[:-1])
+        return _agreeing(self._ids, prompt[:-1])
 
     def _go_back(self, tokens: int) -> None:
         """Crop the cache to its first ``tokens``, or empty it if it cannot be cropped."""
@@ -247,7 +245,7 @@ def retrieval_accuracy(
         model: a causal language model of transformers.
         tokenizer: the model's own.
         length: tokens of prompt and answer, e.g. 2048 or ``"2k"``.
-        task: a name in ``skipwise.data.retrieval_prompts.TASKS``: passkey, keys or lines.
+        task: a name in ``skipwise.data.prompts.TASKS``: passkey, keys or lines.
         trials: number of prompts.
         seed: of the prompts.
         precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
@@ -403,6 +401,11 @@ def _answer(
     return Answer(number, text, question.score(text), seconds)
 
 
+def _agreeing(ids: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common beginning of two rows of ids."""
+    return next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
+
+
 def as_far_as_needed(
     number: int, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> Answer:
@@ -410,7 +413,7 @@ def as_far_as_needed(
 
     ``answers`` stops where the draft ends or differs, and then at the first id that finishes the answer.
     """
-    end = 1 + agreeing(question.draft, written)
+    end = 1 + _agreeing(question.draft, written)
     while end < len(written) and not _finished(question, tokenizer, written[:end]):
         end += 1
     return _answer(number, question, written[:end], tokenizer, seconds)

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from transformers import PreTrainedModel
 
 from skipwise.data import ruler
-from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.prompts import TASKS
 from skipwise.data.text import other_source
 from skipwise.errors import ModelError, RecipeError, counted, one_of, reason
 from skipwise.evaluation.texts import EvaluationText

@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import passkey_prompt
-from skipwise.data.prompts import answer_ids
+from skipwise.data.prompts import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import inference, not_finite, sliding_scores
 from skipwise.evaluation.windows import position_buckets
 

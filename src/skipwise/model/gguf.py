@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from packaging.version import Version
 from tokenizers import Regex, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -33,7 +32,7 @@ from skipwise.method.interpolation import yarn_attention
 from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys
 from skipwise.model.origin import write_seal
 
-_TRANSFORMERS = "5.24"  # the oldest that splits a text as ``tokenizer.ggml.pre`` requires
+_TRANSFORMERS = (5, 24)  # the oldest that splits a text as ``tokenizer.ggml.pre`` requires
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Pre-tokenizers with which llama.cpp takes a piece that is a token whole, and begins a text with BOS by default.
 _WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
@@ -50,9 +49,9 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        if find_spec("gguf") is None or Version(transformers.__version__) < Version(_TRANSFORMERS):
+        if find_spec("gguf") is None or tuple(map(int, transformers.__version__.split(".")[:2])) < _TRANSFORMERS:
             raise EngineError(
-                f"a GGUF file needs the package gguf and transformers {_TRANSFORMERS} (here: {transformers.__version__}). "
+                f"a GGUF file needs the package gguf and transformers 5.24 (here: {transformers.__version__}). "
                 f"{pip_install('gguf')}"
             )
         from gguf import GGUFReader

@@ -84,7 +84,7 @@ def require_apart(
         model: the training model.
         ids: int64 [examples, tokens].
         positions: int64 [examples, tokens].
-        mask: bool [examples, 1, tokens, tokens], from ``packing.apart``.
+        mask: bool [examples, 1, tokens, tokens], from ``windows.apart``.
         precision: bf16 or fp16 autocast, as in training; float32 computes in the dtype of the weights.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name

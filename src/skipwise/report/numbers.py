@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name

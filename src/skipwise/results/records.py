@@ -85,7 +85,7 @@ class ReadingRecord(Measured):
 
 @dataclass(frozen=True)
 class TrialRecord(Measured):
-    """An answered prompt of a retrieval task (``skipwise.data.retrieval_prompts.TASKS``)."""
+    """An answered prompt of a retrieval task (``skipwise.data.prompts.TASKS``)."""
 
     kind: ClassVar[str] = "trial"
     ANSWER: ClassVar[tuple[str, ...]] = ("depth", "prompt_tokens", "hit", "answer", "seconds")

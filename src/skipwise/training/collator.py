@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipwise.data.answer_windows import draw_aims
-from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import shared_epoch
-from skipwise.data.spans import IGNORED
-from skipwise.data.tokenised import token_ids
+from skipwise.data.text import IGNORED, token_ids
+from skipwise.data.windows import ExampleRules, draw_aims
 from skipwise.errors import DataError, RecipeError, at_least
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng

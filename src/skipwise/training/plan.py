@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from skipwise.data.packing import can_skip
+from skipwise.data.windows import can_skip
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from skipwise.data.prompts import answer_ids
-from skipwise.data.retrieval_prompts import TASKS, keys_prompt, lines_prompt
+from skipwise.data.prompts import TASKS, answer_ids, keys_prompt, lines_prompt
 from skipwise.errors import TooShortError
 from skipwise.model.loading import load_tokenizer
 from tests.tiny import byte_tokenizer

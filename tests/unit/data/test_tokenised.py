@@ -8,13 +8,11 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from skipwise.data.examples import PoseDataset
-from skipwise.data.spans import IGNORED, complement, runs
 from skipwise.data.store import TokenStore
+from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
@@ -95,7 +93,6 @@ def test_a_text_field_that_is_there_comes_first_and_ids_may_be_named(tmp_path: P
         ([{"input_ids": [1, 99_999]}], "jsonl:1.* 99999"),
         ([{"input_ids": [1, 2, 3], "labels": [1, 2]}], "line 1"),
         ([{"input_ids": [1, 2, 3], "labels": [2, 3, -100]}], "line 1"),
-        ([{"input_ids": [1]}, {"text": "plain"}], "jsonl:2"),  # texts and tokens
         ([{"input_ids": np.random.default_rng(0).permutation(257)[rows()[0]["input_ids"]].tolist()}], "jsonl:1"),
     ],
 )
@@ -103,10 +100,3 @@ def test_records_that_are_refused(tmp_path: Path, records: list[dict[str, Any]],
     """The last has the ids of another tokenizer."""
     with pytest.raises(DataError, match=place):
         store_of(tmp_path, records)
-
-
-@given(st.lists(st.booleans()))
-def test_spans_come_back(flags: list[bool]) -> None:
-    spans = runs(flags)
-    assert [any(begin <= place < end for begin, end in spans) for place in range(len(flags))] == flags
-    assert complement(spans, len(flags)) == runs([not flag for flag in flags])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
-from skipwise.data.spans import IGNORED
+from skipwise.data.text import IGNORED
 from skipwise.errors import DataError, RecipeError, SkipwiseError
 from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator

@@ -1,4 +1,4 @@
-"""Every window of a document of which only some tokens are trained holds one of them that is trained, and stays a lawful window."""
+"""Which text the windows of every scheme are cut from; where only some tokens are trained, each window holds one of them."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipwise.data.answer_windows import NOWHERE, Answers
-from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import PoseDataset
-from skipwise.data.spans import IGNORED
 from skipwise.data.store import TokenStore
+from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
+from skipwise.data.windows import NOWHERE, Answers, ExampleRules
 from skipwise.errors import DataError
 from skipwise.method.positions import SCHEMES
 from skipwise.method.rng import Rng
@@ -131,3 +130,25 @@ def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
     said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
     assert all(text and text in "At nine.</s>" for text in said)
     assert sum("At nine." in text for text in said) > 20
+
+
+@pytest.mark.parametrize("target", [256, 2048])
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_every_scheme_reads_all_parts_of_a_document_as_often(scheme: str, target: int) -> None:
+    train, document, examples = 32, 1280, 10_000  # near its ends a document is read more rarely by all
+    if scheme == "full_length" and target > document:
+        pytest.skip("the document does not hold one example")
+
+    def shares(scheme: str, content: str) -> np.ndarray:
+        rules = ExampleRules(train, target, Positions(scheme=scheme, content=content))
+        places = rules.plan(Rng.of(0, 0, np.arange(examples)), np.full(examples, document)).content_indices()
+        return np.histogram(places, bins=10, range=(0, document))[0] / places.size
+
+    even = shares("no_skip", "even")
+    assert (np.abs(even[1:-1] - 0.1) < 0.01).all()
+    if scheme != "full_length":  # long examples reach the ends of the document more rarely
+        np.testing.assert_allclose(shares(scheme, "even"), even, atol=0.01)
+    if scheme == "pose":
+        np.testing.assert_allclose(shares(scheme, "zero"), even, atol=0.01)
+        np.testing.assert_allclose(shares(scheme, "aligned"), even, atol=0.01)
+        assert shares(scheme, "paper")[0] > 1.5 * even[0]
