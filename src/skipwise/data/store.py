@@ -241,15 +241,9 @@ def split_documents(store: TokenStore, data: Data, window: int, *, whole: bool) 
     long = train[store.lengths[train] >= shortest]
     if len(long):
         return Split(long, held_out, shortest, setting, len(train) - len(long))
-    documents = counted(len(store), "document")
-    if not len(train):
-        raise DataError(
-            f"data.held_out = {data.held_out:g} leaves none of {documents} to train on; lower it, or give more"
-        )
-    longest = train[np.argsort(-store.lengths[train], kind="stable")][:3]
-    named = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in longest)
+    longest = int(store.lengths[train].max(initial=0))
     lower = [setting, *(["data.held_out"] if (store.lengths[held_out] >= shortest).any() else [])]
     raise DataError(
-        f"of {documents} none of {shortest:,} tokens or more is left to train on after holding out {len(held_out):,}; the longest "
-        f"are {named}; give longer text, join documents, or lower {' or '.join(lower)}"
+        f"none of {counted(len(store), 'document')} has {shortest:,} tokens and is not held out: {len(held_out):,} are, and the longest "
+        f"other one has {longest:,}; give longer text, join documents, or lower {' or '.join(lower)}"
     )

@@ -14,7 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from skipwise.results.files import default_cache, is_shared, sync_folder
 
 PIECE = 2**18  # characters of a piece of a long text; the library takes 180 bytes of memory for each
 _TOGETHER = 16  # pieces that are encoded at a time
+_TRIED = 64  # places to cut a piece
 AROUND = 512  # characters on each side of a cut that decide whether it is exact
 _CUTS = (re.compile(r"\S(?= \S)|\S\n(?=\S)"), re.compile(r"\w(?=[^\w\s])|[^\w\s](?=\w)"))  # cut at the end of a match
-_TRIED = 16  # places to cut, of each kind and size of piece
 _BLOCK = 2**14  # characters that are searched for places at a time
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
@@ -109,12 +109,11 @@ def build_token_store(
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return a SHA-256 in hex of the rules of a tokenizer, without truncation and padding."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
-    else:
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
         saved = json.loads(backend.to_str())
         rules = {name: rule for name, rule in saved.items() if name not in ("truncation", "padding")}
+    else:
+        rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
     split = bool(getattr(tokenizer, "split_special_tokens", False))
     key = [type(tokenizer).__name__, tokenizer.special_tokens_map, split, rules]
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
@@ -164,7 +163,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Flags]]]:
     """Return a function from documents to each one's ids, and which of them are context."""
-    encode_texts, check_tokens = text_encoder(tokenizer), _tokens_check(tokenizer, vocabulary)
+    encode_texts, tested = text_encoder(tokenizer), count()
     encode_chat = cache(lambda: chat_encoder(tokenizer))
 
     def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Flags]]:
@@ -175,70 +174,41 @@ def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iter
             elif isinstance(document.text, Conversation):
                 yield document, *encode_chat()(document.text, document.name)
             else:
-                check_tokens(document.text.ids, document.name)
-                yield document, document.text.ids, document.text.untrained
+                ids, compare = document.text.ids, next(tested) < _TESTED
+                _check_tokens(ids, document.name, tokenizer, vocabulary, compare=compare)
+                yield document, ids, document.text.untrained
 
     return encode
 
 
-# --- token ids that a source brings ---
+def _check_tokens(ids: np.ndarray, name: str, tokenizer: Any, vocabulary: int, *, compare: bool) -> None:
+    """Refuse ids outside 0..``vocabulary``, and if ``compare`` those that are other ones when decoded and encoded again.
 
-
-def _tokens_check(tokenizer: Any, vocabulary: int) -> Callable[[np.ndarray, str], None]:
-    """Return a function that refuses ids of another tokenizer.
-
-    A tokenizer's own ids, decoded and encoded again, are nearly equal; those of another tokenizer are not.
-
-    Raises:
-        DataError: by the function, for an id outside 0..``vocabulary``, or ids that are other ones when encoded again.
+    A tokenizer's own ids are nearly equal then; those of another tokenizer are not.
     """
-    tested = count(1)
-
-    def check(ids: np.ndarray, name: str) -> None:
-        if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
-            raise DataError(
-                f"{name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own tokenizer, or give text"
-            )
-        if next(tested) <= _TESTED and (share := _equal_share(ids.tolist(), tokenizer)) < _OWN:
-            raise DataError(
-                f"{name}: {share:.0%} of the tokens are the same when decoded and encoded again, so another tokenizer made them; "
-                "use the model's own, or give text"
-            )
-
-    return check
-
-
-def _equal_share(ids: list[int], tokenizer: Any) -> float:
-    """Return the share of short runs of ``ids`` that are equal after decoding and encoding."""
-    last = len(ids) - _RUN
-    if last < 0:
-        return 1.0
-    equal = []
-    for begin in np.linspace(0, last, min(_RUNS, last + 1)).astype(int):
-        run = ids[begin : begin + _RUN]
+    if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
+        raise DataError(
+            f"{name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own tokenizer, or give text"
+        )
+    last, equal = len(ids) - _RUN, []
+    for begin in np.linspace(0, last, min(_RUNS, last + 1)).astype(int) if compare and last >= 0 else ():
+        run = ids[begin : begin + _RUN].tolist()
         text = tokenizer.decode(run, clean_up_tokenization_spaces=False)
         again = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         inner = run[_MARGIN:-_MARGIN]
         equal.append(any(again[at : at + len(inner)] == inner for at in range(len(again) - len(inner) + 1)))
-    return float(np.mean(equal))
+    if equal and np.mean(equal) < _OWN:
+        raise DataError(
+            f"{name}: {np.mean(equal):.0%} of the tokens are the same when decoded and encoded again, so another tokenizer made "
+            "them; use the model's own, or give text"
+        )
 
 
 # --- long texts ---
 
 
 def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
-    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included.
-
-    A text of more than ``PIECE`` characters is encoded in pieces, with the ids of the whole. A cut is made only if:
-
-    1. No token goes across it: the pre-tokenizer splits there, or the model is a BPE and no entry of its vocabulary has the
-       two characters at the cut side by side.
-    2. The right piece does not depend on what comes before. It repeats the character before the cut, so that no prefix is added;
-       the ids of that character must come first, and are dropped.
-    3. The left piece does not depend on what follows. It has ``AROUND`` characters more; their ids must come last, and are dropped.
-
-    Where no cut can be made, or 2 or 3 fail for a piece, the text is encoded whole.
-    """
+    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda texts: iter(tokenizer(list(texts), truncation=False, verbose=False)["input_ids"])
@@ -247,90 +217,54 @@ def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    pieces = _Pieces(backend)
 
     def encode(texts: Sequence[str]) -> Iterator[Ids]:
         short = iter(backend.encode_batch_fast([text for text in texts if len(text) <= PIECE]))
         for text in texts:
-            yield next(short).ids if len(text) <= PIECE else pieces.encode(text)
+            yield next(short).ids if len(text) <= PIECE else _encode_long(backend, text)
 
     return encode
 
 
-class _Pieces:
-    """Encode long texts piece by piece with a ``tokenizers.Tokenizer``."""
+def _encode_long(backend: Any, text: str) -> Ids:
+    """Return the ids of a long text, encoded in pieces, int64 [tokens].
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        encoding, plain = backend.encode("a"), self._ids("a")
-        begin = [*encoding.special_tokens_mask, 0].index(0)
-        end = begin + len(plain)
-        self.before, self.after = (np.array(ids, dtype=np.int64) for ids in (encoding.ids[:begin], encoding.ids[end:]))
-        self.can_cut = encoding.ids[begin:end] == plain and all(encoding.special_tokens_mask[end:])
-
-    def _ids(self, text: str) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=False).ids
-
-    def encode(self, text: str) -> Ids:
-        """Return the ids of a text: a list, or int64 [tokens]."""
-        if not self.can_cut:
-            return self.backend.encode(text).ids
-        pieces: list[
-            tuple[str, list[int], list[int]]
-        ] = []  # text, ids of the character before it, ids of the characters after it
-        begin, lead = 0, list[int]()
-        while cut := self._next_cut(text, begin):
-            pieces.append((text[max(begin - 1, 0) : cut[0] + AROUND], lead, cut[2]))
-            begin, lead = cut[:2]
-        pieces.append((text[max(begin - 1, 0) :], lead, []))
-        found = [self.before]
-        for at in range(0, len(pieces), _TOGETHER):
-            batch = pieces[at : at + _TOGETHER]
-            encodings = self.backend.encode_batch_fast([piece for piece, _, _ in batch], add_special_tokens=False)
-            for (_, lead, tail), encoding in zip(batch, encodings, strict=True):
-                ids, end = encoding.ids, len(encoding.ids) - len(tail)
-                if ids[: len(lead)] != lead or ids[end:] != tail:
-                    return self.backend.encode(text).ids
-                found.append(np.array(ids[len(lead) : end], dtype=np.int64))
-        return np.concatenate([*found, self.after])
-
-    def _next_cut(self, text: str, begin: int) -> tuple[int, list[int], list[int]] | None:
-        """Return the next place to cut, with the ids of the character before it and of ``AROUND`` after it."""
-        size = PIECE
-        while begin + size < len(text):
-            for place in _places(text, begin + size // 2, begin + size):
-                if ids := self._ids_at(text, place):
-                    return place, *ids
-            size *= 2
-        return None
-
-    def _ids_at(self, text: str, place: int) -> tuple[list[int], list[int]] | None:
-        """Return the ids on both sides of a cut, or None if it may change a token."""
-        lead, right = self._ids(text[place - 1]), self._ids(text[place - 1 : place + AROUND])
-        tail = right[len(lead) :]
-        near = self.backend.encode(text[max(place - AROUND, 0) : place + AROUND], add_special_tokens=False)
-        split = len(near.ids) - len(tail)
-        if not tail or split <= 0 or right[: len(lead)] != lead or near.ids[split:] != tail:
-            return None
-        if near.word_ids[split - 1] != near.word_ids[split]:  # the pre-tokenizer splits here
-            return lead, tail
-        across = near.tokens[split - 1][-1:] + near.tokens[split][:1]
-        bpe = type(self.backend.model).__name__ == "BPE"
-        return (lead, tail) if bpe and across not in self._neighbours else None
-
-    @cached_property
-    def _neighbours(self) -> frozenset[str]:
-        """All pairs of characters side by side in an entry of the vocabulary."""
-        entries = self.backend.get_vocab(with_added_tokens=False)
-        return frozenset(entry[i : i + 2] for entry in entries for i in range(len(entry) - 1))
+    A piece repeats the character before its cut, so that no prefix is added; the ids of that character are dropped. A text
+    without a place to cut is encoded whole.
+    """
+    sample = backend.encode("a")  # the special tokens around it are those around every text
+    first, last = (mask.index(0) for mask in (sample.special_tokens_mask, sample.special_tokens_mask[::-1]))
+    cuts = [0]
+    while cut := next((n for n in islice(_places(text, cuts[-1]), _TRIED) if _is_exact(backend, text, n)), None):
+        cuts.append(cut)
+    spans = list(zip(cuts, [*cuts[1:], len(text)], strict=True))
+    parts = [sample.ids[:first]]
+    for number in range(0, len(spans), _TOGETHER):
+        batch = spans[number : number + _TOGETHER]
+        leads = _plain(backend, [text[max(begin - 1, 0) : begin] for begin, _ in batch])
+        pieces = _plain(backend, [text[max(begin - 1, 0) : end] for begin, end in batch])
+        parts += [np.array(ids[len(lead) :], dtype=np.int64) for lead, ids in zip(leads, pieces, strict=True)]
+    return np.concatenate([*parts, sample.ids[len(sample.ids) - last :]]).astype(np.int64)
 
 
-def _places(text: str, begin: int, end: int) -> Iterator[int]:
-    """Yield places to cut from ``end`` down to ``begin``: a few between words and lines, a few at punctuation."""
+def _plain(backend: Any, texts: list[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def backwards(pattern: re.Pattern[str]) -> Iterator[int]:
-        for stop in range(end, begin, -_BLOCK):
-            yield from reversed([match.end() for match in pattern.finditer(text, max(begin, stop - _BLOCK), stop)])
 
+def _is_exact(backend: Any, text: str, place: int) -> bool:
+    """Return True if the ids around ``place`` are those on its left, then those on its right."""
+    before, after = max(place - AROUND, 0), place + AROUND
+    whole, left, right, lead = _plain(
+        backend, [text[before:after], text[before:place], text[place - 1 : after], text[place - 1 : place]]
+    )
+    return right[: len(lead)] == lead and whole == left + right[len(lead) :]
+
+
+def _places(text: str, begin: int) -> Iterator[int]:
+    """Yield places to cut a piece that starts at ``begin``, the last first: between words and lines, then at punctuation."""
+    end = begin + PIECE
+    if end >= len(text):
+        return
     for pattern in _CUTS:
-        yield from islice(backwards(pattern), _TRIED)
+        for stop in range(end, begin + PIECE // 2, -_BLOCK):
+            yield from reversed([match.end() for match in pattern.finditer(text, max(begin + 1, stop - _BLOCK), stop)])

@@ -94,18 +94,13 @@ MADE = {
     "added": lambda: with_added_tokens(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))),
     "added-llama2": lambda: with_added_tokens(sentencepiece(replaced(normalizers.NFKC(), normalizers.Prepend("▁")))),
 }
-FAR = {  # tokens depend on text far away: the text is encoded whole
-    "brackets": lambda: byte_level(by_expressions(r"<[^>]*|\w+|\s+|.")),
-    "unigram over spaces": lambda: unigram(pre_tokenizers.Metaspace(split=False)),
-    "text twice": lambda: template(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)), "<s> $A </s> $A"),
-}
 CHINESE = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。" * 40  # is cut at its punctuation
 _made: dict[str, Tokenizer] = {}
 
 
 def made(name: str) -> Tokenizer:
     if name not in _made:
-        _made[name] = {**MADE, **FAR}[name]()
+        _made[name] = MADE[name]()
     return _made[name]
 
 
@@ -116,20 +111,12 @@ def encoded(tokenizer: Tokenizer, *texts: str, piece: int = 48) -> list[list[int
 
 
 def cuts(tokenizer: Tokenizer, text: str) -> int:
-    """How many pieces a text is encoded in."""
-    found, batch = [], Tokenizer.encode_batch_fast
-
-    class Counting:
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-        def encode_batch_fast(self, texts, **options):
-            found.extend(texts)
-            return batch(tokenizer, texts, **options)
-
-    with patch.multiple(tokenising, PIECE=48, AROUND=24, _BLOCK=16, _TOGETHER=3):
-        tokenising._Pieces(Counting()).encode(text)
-    return len(found)
+    """How many times a text is cut."""
+    exact, is_exact = [], tokenising._is_exact
+    counting = patch.object(tokenising, "_is_exact", lambda *place: exact.append(is_exact(*place)) or exact[-1])
+    with counting, patch.multiple(tokenising, PIECE=48, AROUND=24, _BLOCK=16, _TOGETHER=3):
+        tokenising._encode_long(tokenizer, text)
+    return sum(exact)
 
 
 SMALL = "the sky going x isn é e\u0301 \u0301 ﬁ 天地 ， 。 한 하 ß İ 's 'll ' \" . , ... - ( == 1 12 1234567"
@@ -145,7 +132,7 @@ texts = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", [*MADE, *FAR])
+@pytest.mark.parametrize("name", MADE)
 @settings(max_examples=25, deadline=None)
 @given(text=texts)
 def test_the_pieces_have_the_ids_of_the_whole(name, text):

@@ -43,6 +43,7 @@ class RulerTask:
     scored: Literal["all", "any"]  # the share of the answers found, in any case; or 1 if one of them is found
     forms: Callable[..., list[Form]]  # (request, **settings) -> ways to make the prompt; the first that fits is taken
     settings: Mapping[str, int] = field(default_factory=dict)  # what a name such as vt:hops=2 may change, and defaults
+    file: str | None = None  # of the questions
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ def _needles(haystack: needles.Haystack, key: needles.Kind, value: needles.Kind,
     return RulerTask(128, "all", partial(needles.forms, needles.Kinds(haystack, key, value)), settings)
 
 
+def _questions(file: str) -> RulerTask:
+    return RulerTask(32, "any", partial(questions.forms, file), file=file)
+
+
 TASKS: dict[str, RulerTask] = {
     "niah_single_1": _needles("repeat", "words", "numbers"),  # one number in repeated sentences
     "niah_single_2": _needles("essay", "words", "numbers"),  # one number in essays
@@ -72,15 +77,14 @@ TASKS: dict[str, RulerTask] = {
     "vt": RulerTask(30, "all", tracing.chain_forms, {"hops": 4, "chains": 1}),  # variables that have a value
     "cwe": RulerTask(120, "all", tracing.common_forms),  # the ten most common words
     "fwe": RulerTask(50, "all", tracing.frequent_forms),  # the three most frequent words
-    "qa_squad": RulerTask(32, "any", partial(questions.forms, "squad.json")),  # questions on one document
-    "qa_hotpot": RulerTask(32, "any", partial(questions.forms, "hotpotqa.json")),  # questions on two documents
+    "qa_squad": _questions("squad.json"),  # questions on one document
+    "qa_hotpot": _questions("hotpotqa.json"),  # questions on two documents
 }
 
 
 def possible_tasks(data: RulerData) -> list[str]:
     """Return the names of the tasks that ``data`` has the texts for."""
-    needed = {"qa_squad": "squad.json", "qa_hotpot": "hotpotqa.json"}
-    return [name for name in TASKS if needed.get(name) in (None, *data.question_files)]
+    return [name for name, task in TASKS.items() if task.file in (None, *data.question_files)]
 
 
 def ruler_task(name: str) -> tuple[RulerTask, dict[str, int]]:
@@ -117,22 +121,17 @@ def ruler_prompt(
         DataError: the file with the questions is missing or damaged.
         TooShortError: no prompt fits; ``shortest`` is the least length.
     """
-    found, settings = ruler_task(task)
+    ruler, settings = ruler_task(task)
     # 32 bits decide everything random in a prompt: draw number CRC-32(task) of (seed, length, trial).
     bits = int(Rng.of(seed, length, trial).bits(crc32(task.partition(":")[0].encode()))[0]) >> 32
     request = PromptRequest(tokenizer, length, bits, trial, data)
-    room = Room(tokenizer, length, found.answer_tokens, f"a prompt of {task}")  # keeps what the answer takes
+    room = Room(tokenizer, length, ruler.answer_tokens, f"a prompt of {task}")  # keeps what the answer takes
     refused: list[TooShortError] = []
-    for form in found.forms(request, **{**found.settings, **settings}):
-
-        def text(units: int, form: Form = form) -> tuple[str, str]:
-            return form.draw(units).text, ""
-
+    for form in ruler.forms(request, **{**ruler.settings, **settings}):
         try:
-            units, ids = longest_prompt(room, text, form.units, each=form.tokens)
-        except TooShortError as error:
-            refused.append(error)
-        else:
+            units, ids = longest_prompt(room, form.text, form.units, each=form.tokens)
             drawn = form.draw(units)
             return RulerPrompt(ids, drawn.answers, drawn.depth, form.real_data)
+        except TooShortError as error:
+            refused.append(error)
     raise min(refused, key=lambda error: error.shortest)

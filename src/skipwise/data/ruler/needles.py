@@ -64,16 +64,16 @@ def draw_needles(
     """Draw a prompt with ``units`` units of haystack, and ``queries`` of its ``keys`` asked for; the draws have RULER's order."""
     rng = Random(seed)
     hidden = [(_item(rng, kinds.key), [_item(rng, kinds.value) for _ in range(values)]) for _ in range(keys)]
-    needles = [(key, value) for key, own in hidden for value in own]
+    needles = [(key, value) for key, of_key in hidden for value in of_key]
     Random(SHUFFLE_SEED).shuffle(needles)
     lines = [_NEEDLE.format(kind=kinds.value, key=key, value=value) for key, value in needles]
     if kinds.haystack == "essay":
         context, depths = _in_essays(rng, lines, data.essays(units))
     else:
         context, depths = _among_lines(rng, lines, [_line(rng, kinds) for _ in range(units)])
-    asked = [hidden[i] for i in rng.sample(range(keys), queries)]
-    answers = tuple(value for _, own in asked for value in own)
-    *names, last = [key for key, _ in asked]
+    queried = [hidden[i] for i in rng.sample(range(keys), queries)]
+    answers = tuple(value for _, of_key in queried for value in of_key)
+    *names, last = [key for key, _ in queried]
     query = f"{', '.join(names)}, and {last}" if names else last
     if len(answers) > 1:
         return Drawn(_TEMPLATE.format(kind=kinds.value, context=context, query=query), answers)

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
-from skipwise.data.ruler.sources import SHUFFLE_SEED, Drawn, Form, PromptRequest, read_file
+from skipwise.data.ruler.sources import QUESTION_FILES, SHUFFLE_SEED, Drawn, Form, PromptRequest, read_file
 from skipwise.errors import DataError
 
 _TEMPLATE = (
@@ -19,9 +19,6 @@ _TEMPLATE = (
     "Question: {query} Answer:"
 )
 _ASKED = 500  # RULER asks the first 500 questions of a file; the others are spares
-
-
-_ORIGINS = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,14 @@ def read_library(folder: Path | None, name: str) -> Library:
     """Read ``squad.json`` or ``hotpotqa.json``.
 
     Raises:
-        DataError: the file is missing, damaged or has no question with an answer.
+        DataError: the file is missing or damaged.
     """
     if folder is None or not (folder / name).is_file():
         where = f"{folder} has no {name}" if folder else "no folder with RULER's data is given"
         raise DataError(
-            f"{where}, but the questions come from {name}: put {_ORIGINS[name]} there under this name, or leave this task out"
+            f"{where}, but the questions come from {name}: put {QUESTION_FILES[name]} there under this name, or leave this task out"
         )
-    library = read_file(_read_squad if name == "squad.json" else _read_hotpotqa, folder / name, _ORIGINS[name])
-    if not library.questions:
-        raise DataError(f"{folder / name} has no question with an answer; put {_ORIGINS[name]} there")
-    return library
+    return read_file(_read_squad if name == "squad.json" else _read_hotpotqa, folder / name, QUESTION_FILES[name])
 
 
 def _read_squad(path: Path) -> Library:
@@ -105,24 +99,17 @@ def forms(name: str, request: PromptRequest) -> list[Form]:
 
 def draw_question(seed: int, units: int, *, library: Library, number: int) -> Drawn:
     """Draw a prompt with ``units`` documents: those needed, then related ones, then any; all repeated if too few."""
-    question, documents = library.questions[number], library.documents
-    chosen = _chosen(Random(seed), units, library, number)
+    question, documents, rng = library.questions[number], library.documents, Random(seed)
+    near = question.needed + question.related
+    if units >= len(documents):
+        chosen = [place % len(documents) for place in range(units)]
+    elif units <= len(near):
+        chosen = question.needed + rng.sample(question.related, units - len(question.needed))
+    else:
+        others = sorted(set(range(len(documents))) - set(near))
+        chosen = near + rng.sample(others, units - len(near))
     Random(SHUFFLE_SEED).shuffle(chosen)
-    context = "\n\n".join(f"Document {i}:\n{documents[own]}" for i, own in enumerate(chosen, start=1))
-    places = [place for place, own in enumerate(chosen) if own in question.needed]
+    context = "\n\n".join(f"Document {i}:\n{documents[document]}" for i, document in enumerate(chosen, start=1))
+    places = [place for place, document in enumerate(chosen) if document in question.needed]
     depth = places[0] / max(1, units - 1) if len(places) == 1 else None
     return Drawn(_TEMPLATE.format(context=context, query=question.text), question.answers, depth)
-
-
-def _chosen(rng: Random, units: int, library: Library, number: int) -> list[int]:
-    """Draw the numbers of the documents of a prompt."""
-    question, every = library.questions[number], range(len(library.documents))
-    if units >= len(every):
-        return [place % len(every) for place in range(units)]
-    free = units - len(question.needed)
-    if free <= len(question.related):
-        return question.needed + rng.sample(question.related, free)
-    near = question.needed + question.related
-    known = set(near)
-    others = [own for own in every if own not in known]
-    return near + rng.sample(others, units - len(near))

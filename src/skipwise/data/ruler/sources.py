@@ -22,7 +22,7 @@ from skipwise.errors import DataError, RecipeError, pip_install, reason
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-QUESTION_FILES = ("squad.json", "hotpotqa.json")
+QUESTION_FILES = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 _ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
@@ -66,6 +66,10 @@ class Form:
     units: range
     tokens: float  # that a unit has, times four: the search begins with a prompt of a quarter of the length
     real_data: bool = True  # these are RULER's texts
+
+    def text(self, units: int) -> tuple[str, str]:
+        """Return the text, and no answer: the task reserves its tokens."""
+        return self.draw(units).text, ""
 
 
 @dataclass(frozen=True)
@@ -173,11 +177,9 @@ class Pairs:
         self._ends = list(accumulate(sizes))
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> str:
-        """Return the pair at a place of the sorted list."""
         place = range(len(self))[index]
         number = bisect_right(self._ends, place)
         block = self._blocks[number]
