@@ -70,12 +70,9 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
     Raises:
         DataError: a turn has no role or text, or none is the assistant's.
     """
-    lists = [record[name] for name in form]
-    if form == ("prompt", "completion") and all(isinstance(text, str) for text in lists):
-        return Conversation(texts=(lists[0], lists[1]))
-    for name, turns in zip(form, lists, strict=True):
-        if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-            raise DataError(f"{where}: field {name!r} is no list of turns; correct or remove the record")
+    if form == ("prompt", "completion") and all(isinstance(record[name], str) for name in form):
+        return Conversation(texts=(record["prompt"], record["completion"]))
+    lists = [_objects(record[name], f"{where}: {name!r}") for name in form]
     messages = [_message(turn, f"{where}, turn {n}") for n, turn in enumerate(chain(*lists), 1)]
     prompt_turns = len(lists[0]) if len(lists) == 2 else 0
     if not any(message["role"] == "assistant" for message in messages[prompt_turns:]):

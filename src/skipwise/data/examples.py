@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.store import TokenStore, split_documents
 from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.windows import NOWHERE, Answers, ExampleRules, Packed, apart, pack
+from skipwise.data.windows import NOWHERE, Answers, ExampleRules, apart, pack
 from skipwise.errors import DataError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import Plans
@@ -23,7 +23,6 @@ from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions
 
 _DOCUMENT = 2**40  # a draw number, far above those of a plan
-_PACKED = 1  # one more word of the seed, so that packing does not repeat another draw
 Example = dict[str, np.ndarray]
 
 
@@ -61,7 +60,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
-        RecipeError: a length or the seed breaks its rule.
+        RecipeError: a length breaks its rule.
     """
 
     def __init__(
@@ -171,7 +170,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rows = self.store.offsets[self.documents[chosen]][:, None] + plans.content_indices()
         places, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones_like(rows)
         for row in np.flatnonzero(self._short[chosen]).tolist():
-            packed = self._pack(int(indices[row]), int(chosen[row]))
+            # One more word of the seed, so that packing does not repeat another draw.
+            rng = np.random.default_rng([self.seed, int(self._epoch), int(indices[row]), 1])
+            short = self.documents[self._short]
+            packed = pack(self.store, short, int(self.documents[chosen[row]]), self.rules, rng)
             rows[row], positions[row] = packed.rows, packed.positions
             places[row], texts[row] = packed.places, packed.texts
         input_ids = self.store.tokens[rows].astype(np.int64)
@@ -198,11 +200,6 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         lengths = np.where(self._short[chosen], self.rules.train_length, self._lengths[chosen])
         aims = np.where(self._short[chosen], NOWHERE, self._answers.draw(rng, documents)) if self._answers else None
         return chosen, self.rules.plan(rng, lengths, aims)
-
-    def _pack(self, index: int, chosen: int) -> Packed:
-        """Return the packed example ``index``, which begins with a short document."""
-        rng = np.random.default_rng([self.seed, int(self._epoch), index, _PACKED])
-        return pack(self.store, self.documents[self._short], int(self.documents[chosen]), self.rules, rng)
 
 
 def shared_epoch(epoch: int = 0) -> torch.Tensor:

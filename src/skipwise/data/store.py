@@ -91,8 +91,6 @@ class TokenStore:
 
     def document(self, index: int) -> np.ndarray:
         """Return the tokens of a document: uint16 or uint32 [tokens], a view of the map."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"document {index} of {len(self)}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 

@@ -189,7 +189,7 @@ def _read(name: str, path: Path, field: str) -> Iterator[Document]:
             yield Document(f"{name}:{number}", content_of(record, field, f"{path}, line {number:,}"))
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line numbers, from 1, and records."""
     import pyarrow  # which ``datasets`` needs too; it unpacks .gz and .zst
 
@@ -198,9 +198,9 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         with pyarrow.input_stream(str(path)) as stream:
             for number, line in enumerate(io.BufferedReader(stream), 1):
                 if not line.isspace():
-                    yield number, json.loads(line)
-    except (OSError, ValueError) as error:
-        place = f", line {number:,}" if isinstance(error, ValueError) else ""
+                    yield number, dict(json.loads(line))
+    except (OSError, ValueError, TypeError) as error:
+        place = "" if isinstance(error, OSError) else f", line {number:,}"
         raise DataError(
             f'{path}{place}: cannot be read ({error}); write one object per line, e.g. {{"text": "..."}}, or download it again'
         ) from error
@@ -280,10 +280,7 @@ def _has_splits(folder: Path) -> bool:
 def _saved(folder: Path, data: Data) -> Corpus:
     import datasets
 
-    try:
-        dataset = datasets.load_from_disk(str(folder))
-    except Exception as error:  # datasets, pyarrow and json have their own
-        raise DataError(f"{folder}: the saved data set cannot be loaded ({reason(error)}); save it again") from error
+    dataset = datasets.load_from_disk(str(folder))
     if isinstance(dataset, datasets.DatasetDict):
         if data.split not in dataset:
             raise DataError(f"{folder} has no split {data.split!r}; choose data.split from {', '.join(dataset)}")
@@ -317,14 +314,12 @@ def _hub(data: Data) -> Corpus:
 # --- records ---
 
 
-def content_of(record: Any, field: str, where: str) -> str | Conversation | Tokens:
+def content_of(record: dict[str, Any], field: str, where: str) -> str | Conversation | Tokens:
     """Return the text, chat or tokens of a record.
 
     Raises:
         DataError: no field has one.
     """
-    if not isinstance(record, dict):
-        raise DataError(f"{where}: a {type(record).__name__}, not an object; write one object per line")
     form = form_of([name for name, value in record.items() if value is not None], field, where)
     if form == _TOKENS:
         return _tokens_of(record, where)

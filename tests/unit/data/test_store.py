@@ -70,9 +70,6 @@ class TestContents:
         assert not store.tokens.flags.writeable
         assert store.tokens.dtype == np.uint16
         assert np.array_equal(pickle.loads(pickle.dumps(store)).tokens, store.tokens)
-        for index in (-1, 4):
-            with pytest.raises(IndexError):
-                store.document(index)
 
     def test_truncation_and_padding_are_not_applied(self, corpus, cache, make_tokenizer):
         fresh, used = make_tokenizer(), make_tokenizer()

@@ -158,8 +158,6 @@ class TestDataSets:
     def test_refusals(self, saved):
         refused(saved / "many", "train, validation", split="trian")
         refused(saved / "one", "'body'.* 'text', 'id'", text_field="body")
-        (saved / "one" / "state.json").write_text("{")
-        refused(saved / "one", "one")
 
     def test_name_on_the_hub(self, tmp_path, monkeypatch):
         calls = []

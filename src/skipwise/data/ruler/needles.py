@@ -70,7 +70,11 @@ def draw_needles(
     if kinds.haystack == "essay":
         context, depths = _in_essays(rng, lines, data.essays(units))
     else:
-        context, depths = _among_lines(rng, lines, [_line(rng, kinds) for _ in range(units)])
+        others = [_SENTENCES] * units
+        if kinds.haystack == "needle":  # a key is drawn before its value
+            items = [(_item(rng, kinds.key), _item(rng, kinds.value)) for _ in range(units)]
+            others = [_NEEDLE.format(kind=kinds.value, key=key, value=value) for key, value in items]
+        context, depths = _among_lines(rng, lines, others)
     queried = [hidden[i] for i in rng.sample(range(keys), queries)]
     answers = tuple(value for _, of_key in queried for value in of_key)
     *names, last = [key for key, _ in queried]
@@ -87,14 +91,6 @@ def _item(rng: Random, kind: Kind) -> str:
     if kind == "words":
         return rng.choice(key_words())
     return str(UUID(int=rng.getrandbits(128), version=4))
-
-
-def _line(rng: Random, kinds: Kinds) -> str:
-    """Return a line of sentences, or draw a needle that nobody asks for; its key is drawn before its value."""
-    if kinds.haystack == "repeat":
-        return _SENTENCES
-    key = _item(rng, kinds.key)
-    return _NEEDLE.format(kind=kinds.value, key=key, value=_item(rng, kinds.value))
 
 
 def _among_lines(rng: Random, needles: list[str], lines: list[str]) -> tuple[str, list[float]]:
