@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from reproduction.bases import SmallBase, train_base
+from reproduction.claims import seeds_interval
 from reproduction.exhibits import TRAINED
-from reproduction.scores import seeds_interval
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data, Training
 from skipwise.results.records import ReadingRecord, read_records

@@ -1,5 +1,7 @@
 """The command that runs the paper's comparisons: ``python -m reproduction``, or ``make reproduce ARGS=...``."""
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -48,33 +50,48 @@ def reproduce(
 ) -> None:
     """Run the paper's comparisons, in miniature or at full size; a row of several exhibits is trained once."""
     console = prepare_process(trains=True)
+    from reproduction import reproduce as work
     from reproduction.archive import ARCHIVE, pack
-    from reproduction.reproduce import list_exhibits, publish_pages, run
-    from reproduction.runs import SCALES
+    from reproduction.costs import measure_costs
+    from reproduction.exhibits import EXHIBITS
+    from reproduction.page import write_pages
+    from reproduction.runs import SCALES, ArmRun, distinct, plan_runs, require_undecided, seeds_in, select
     from skipwise.recipes.loading import parse_changes
 
     one_of("scale", scale, SCALES)
+    folder = out or OUT
     if not exhibits:
-        list_exhibits(console, OUT)
+        work.list_exhibits(console, folder)
         return
     changes = {**({"evaluation.source": text} if text else {}), **parse_changes(set_ or [])}
     if publish:
-        pack(out or OUT, ARCHIVE, changes)
+        pack(folder, ARCHIVE, changes)
     if publish or (page_only and out is None):
-        publish_pages(console)
-    else:
-        run(
-            exhibits,
-            scale,
-            out or OUT,
-            console,
-            seeds=range(seeds or 0),
-            changes=changes,
-            rows=arm or [],
-            blocks=setting or [],
-            page_only=page_only,
-            dry_run=dry_run,
-        )
+        work.publish_pages(console)
+        return
+    requested = {one_of("exhibit", name, [*EXHIBITS, "all"]) for name in exhibits}
+    names = [name for name in EXHIBITS if "all" in requested or name in requested]
+    require_undecided(changes)
+
+    def plan(name: str, numbers: Sequence[int]) -> list[ArmRun]:
+        return plan_runs(EXHIBITS[name], SCALES[scale], folder, seeds=numbers, changes=changes)
+
+    plans = select({name: plan(name, range(seeds or 0)) for name in names}, arm or [], setting or [])
+    if dry_run:
+        for run in chain(*plans.values()):
+            state = work.state_of(run, folder, scale)
+            console.print(f"{state:18} {run}, {run.tokens:,} tokens", soft_wrap=True)
+        return
+    if not page_only:
+        work.make_all(distinct(plans.values()), folder, console)
+        for timed in (planned[0] for name, planned in plans.items() if planned and EXHIBITS[name].show == "costs"):
+            measure_costs(timed.recipe, timed.original, folder, console)
+    there = seeds_in(folder)  # those of earlier commands too
+    shown = [name for name in EXHIBITS if name in names or (folder / f"{name}.md").exists()]
+    write_pages({name: plan(name, there) for name in shown}, folder, folder, folder / "reproduction.md")
+    for name in names:
+        work.print_page(folder / f"{name}.md", console)
+    console.print(f"page: {folder / 'reproduction.md'}", soft_wrap=True)
 
 
 def main() -> None:

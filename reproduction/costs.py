@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from reproduction import paper
-from reproduction.verdicts import Finding
+from reproduction.claims import Finding
 from skipwise.method.lengths import format_length
 from skipwise.method.positions import PAPER, SCHEMES
 from skipwise.method.rng import Rng
@@ -134,9 +134,9 @@ def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[
         positions = torch.from_numpy(SCHEMES[arm](rng, original, target, spans, PAPER).position_ids())
         ids = torch.randint(0, config.vocab_size, positions.shape)
         for row, place in zip(ids.to(device), positions.to(device), strict=True):
-            one = {"input_ids": row[None], "position_ids": place[None], "labels": row[None]}
+            batch = {"input_ids": row[None], "position_ids": place[None], "labels": row[None]}
             with torch.autocast(device.type, precision, enabled=precision is not None):
-                loss = model(**one, attention_mask=torch.ones_like(row[None]), use_cache=False).loss
+                loss = model(**batch, attention_mask=torch.ones_like(row[None]), use_cache=False).loss
             (loss / EXAMPLES).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -156,12 +156,12 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
         "seconds a step": lambda r: f"{step_time(r):.3f}",
         "peak memory, MiB": lambda r: f"{r.peak_bytes / 2**20:,.0f}",
     }
-    told = (
+    setup = (
         f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both rows take "
         "the same number of windows in a step: a window of full-length training has as many tokens as the target, a window of "
         "PoSE as many as the original length."
     )
-    parts = [told]
+    parts = [setup]
     for name, cell in columns.items():
         lines = [[arm_name(arm), *(cell(by[arm, t]) if (arm, t) in by else "–" for t in targets)] for arm in arms]
         parts.append(markdown_table([f"{name}, target", *lengths], lines))
@@ -187,13 +187,13 @@ def by_round(seconds: Sequence[Sequence[float]]) -> np.ndarray:
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
-    mine = [r for r in records if r.arm == "pose"]
+    pose = [r for r in records if r.arm == "pose"]
     same = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
-    if len(mine) < len(FACTORS):
+    if len(pose) < len(FACTORS):
         return [Finding(same.format(name)) for name in ("step time", "peak memory")]
     measures = {
-        "step time": np.median(by_round([r.step_seconds for r in mine]), axis=1).tolist(),
-        "peak memory": [float(r.peak_bytes) for r in mine],
+        "step time": np.median(by_round([r.step_seconds for r in pose]), axis=1).tolist(),
+        "peak memory": [float(r.peak_bytes) for r in pose],
     }
     above = {name: max(values) / min(values) - 1 for name, values in measures.items()}
     return [

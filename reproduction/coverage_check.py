@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from reproduction import paper
-from reproduction.verdicts import Finding
+from reproduction.claims import Finding
 from skipwise.method.coverage import Coverage, coverage
 from skipwise.method.positions import ChunkRules
 from skipwise.report.figures import coverage_figure
@@ -27,17 +27,17 @@ def coverage_section(figures: Path) -> tuple[str, list[Finding]]:
         "3 chunks": coverage(TRAIN, TARGET, ChunkRules(chunks=3)),
         "RandPos": coverage(TRAIN, TARGET, scheme="randpos"),
     }
-    found = [agreement(curves["2 chunks"]), rising(list(curves.values())[1:]), papers(curves)]
+    findings = [agreement(curves["2 chunks"]), rising(list(curves.values())[1:]), papers(curves)]
     shown = [TRAIN // 2, TRAIN - 1, TRAIN, TARGET // 2, TARGET - TRAIN, TARGET - TRAIN // 2, TARGET - 1]
     lines = [[name, *(f"{c.probability[d - 1]:.4f}" for d in shown)] for name, c in curves.items()]
     coverage_figure([CoverageRecord.of(curve, label) for label, curve in curves.items()], figures / "coverage.svg")
     parts = [
         "From 2,048 to 16,384 tokens; computed, nothing is trained.",
-        "\n".join(map(str, found)),
+        "\n".join(map(str, findings)),
         f"![coverage]({figures.name}/coverage.svg)",
         markdown_table(["chance by distance", *map(str, shown)], lines),
     ]
-    return "\n\n".join(parts), found
+    return "\n\n".join(parts), findings
 
 
 def agreement(exact: Coverage) -> Finding:
@@ -60,8 +60,10 @@ def rising(curves: list[Coverage]) -> Finding:
     far = [float(curve.probability[TRAIN - 1 :].mean()) for curve in curves]
     near = [float(curve.probability[: TRAIN - 1].mean()) for curve in curves[:2]]  # RandPos is near 1 everywhere
     holds = far == sorted(far) and near == sorted(near, reverse=True)
-    told = f"beyond the window in the mean {', '.join(f'{share:.3f}' for share in far)}"
-    return Finding("the chance beyond the window rises with the number of chunks: 2, 3, as many as tokens", holds, told)
+    means = f"beyond the window in the mean {', '.join(f'{share:.3f}' for share in far)}"
+    return Finding(
+        "the chance beyond the window rises with the number of chunks: 2, 3, as many as tokens", holds, means
+    )
 
 
 def papers(curves: dict[str, Coverage]) -> Finding:

@@ -1,4 +1,4 @@
-"""What an exhibit asks of a run, what its folder holds of that, and how the rest is trained and measured."""
+"""The records that an exhibit needs of a run, which of them its folder has, and how the rest is trained and measured."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -22,41 +22,41 @@ Place = tuple[str, str, int]
 SLIDING, SEGMENTS, PROMPTS, STEPS = KINDS = ("sliding", "segments", "prompts", "steps")
 
 
-def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
-    """Return the records that a run's evaluation asks for, by place.
+def requested_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
+    """Return the records that a run's evaluation requests, by place.
 
-    Exhibits share a folder, and a later command may measure more documents. A table must not mix the two, so of each place
-    at most as many documents, segments or prompts are taken as the run asks for, the first ones, and no longer readings.
+    Exhibits share a folder, and a later command may measure more documents. A table must not mix the two, so each place has
+    at most the requested number of documents, segments or prompts, the first of them, and no longer readings.
     """
-    asked = specification_of(run.recipe, run.original, run.target, "float32")
+    spec = specification_of(run.recipe, run.original, run.target, "float32")
     steps = run.recipe.measured_steps
-    limit = asked.tokens_read(asked.windows[-1])
-    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.num_prompts, STEPS: asked.documents}
-    found: dict[Place, dict[object, Record]] = {}
+    limit = spec.tokens_read(spec.windows[-1])
+    most = {SLIDING: spec.documents, SEGMENTS: spec.segments, PROMPTS: spec.num_prompts, STEPS: spec.documents}
+    kept: dict[Place, dict[object, Record]] = {}
     for record in read_records(run.folder(out) / "results.jsonl"):
-        place = _place(record, asked, steps)
+        place = _place(record, spec, steps)
         if place is None or (place[0] in (SLIDING, STEPS) and _tokens(record) >= limit):
             continue
-        there = found.setdefault(place, {})
+        there = kept.setdefault(place, {})
         name = (record.document, record.begin) if isinstance(record, ReadingRecord) else getattr(record, "trial", None)
         if name not in there or _tokens(record) >= _tokens(there[name]):
             there[name] = record
-    return {place: list(records.values())[: most[place[0]]] for place, records in found.items()}
+    return {place: list(records.values())[: most[place[0]]] for place, records in kept.items()}
 
 
-def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place | None:
-    """The cell that a record belongs to; None for what the run does not ask for."""
-    texts = [text.source for text in asked.texts]
+def _place(record: Record, spec: Specification, steps: Iterable[int]) -> Place | None:
+    """Return the cell that a record belongs to; None for a record that the run does not request."""
+    texts = [text.source for text in spec.texts]
     match record:
         case ReadingRecord(mode="sliding", data=text, window=window, step=None) if text in texts:
-            right = window in asked.windows and record.stride == asked.stride_of(window)
+            right = window in spec.windows and record.stride == spec.stride_of(window)
             return (SLIDING, text, window) if right else None
         case ReadingRecord(mode="segment", data=text, window=length, step=None) if text in texts:
-            return (SEGMENTS, text, length) if length in asked.segment_lengths else None
+            return (SEGMENTS, text, length) if length in spec.segment_lengths else None
         case ReadingRecord(mode="sliding", data=text, step=int(step)) if text in texts and step in steps:
             return (STEPS, text, step)
-        case TrialRecord(task=task, depths="random", length=length) if length in asked.prompt_lengths:
-            right = task in asked.tasks and record.seed == asked.seed and record.trial < asked.num_prompts
+        case TrialRecord(task=task, depths="random", length=length) if length in spec.prompt_lengths:
+            right = task in spec.tasks and record.seed == spec.seed and record.trial < spec.num_prompts
             return (PROMPTS, task, length) if right else None
         case _:
             return None
@@ -67,31 +67,31 @@ def _tokens(record: Record) -> int:
 
 
 def size_of(records: Iterable[Record]) -> tuple[int, int]:
-    """How much a place holds: documents, segments or prompts, and the tokens scored."""
+    """Return the documents, segments or prompts of a place, and the tokens scored."""
     sizes = [_tokens(record) for record in records]
     return len(sizes), sum(sizes)
 
 
-def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
-    """Whether ``found`` has all that ``evaluation`` measures. It needs no model."""
-    asked, first = evaluation.specification, evaluation.texts[0]
-    needed = {(PROMPTS, task, n): (asked.num_prompts, 0) for task in asked.tasks for n in asked.prompt_lengths}
+def is_complete(evaluation: RunEvaluation, records: Mapping[Place, list[Record]]) -> bool:
+    """Return True if ``records`` has all that ``evaluation`` measures. It needs no model."""
+    spec, first = evaluation.specification, evaluation.texts[0]
+    needed = {(PROMPTS, task, n): (spec.num_prompts, 0) for task in spec.tasks for n in spec.prompt_lengths}
     for text in evaluation.texts:
         needed |= {(SLIDING, text.source, window): _scored(text) for window in text.windows}
-        needed |= {(SEGMENTS, text.source, n): (len(some), 0) for n, some in text.segments.items() if some}
+        needed |= {(SEGMENTS, text.source, n): (len(segments), 0) for n, segments in text.segments.items() if segments}
     if evaluation.recipe.evaluation.models == ["trained"]:
         needed |= {(STEPS, first.source, step): _scored(first) for step in evaluation.recipe.measured_steps}
-    sizes = {place: size_of(found.get(place, [])) for place in needed}
+    sizes = {place: size_of(records.get(place, [])) for place in needed}
     return all(sizes[place][0] >= many and sizes[place][1] >= tokens for place, (many, tokens) in needed.items())
 
 
 def _scored(text: EvaluationText) -> tuple[int, int]:
-    """How many documents are read in windows, and how many of their tokens are scored: all but the first of each."""
+    """Return the number of documents read in windows, and of their tokens that are scored: all but the first of each."""
     return len(text.documents), sum(len(document.tokens) - 1 for document in text.documents)
 
 
 def make(run: ArmRun, out: Path, console: Console) -> None:
-    """Train and measure what is missing of a run, and delete its checkpoints; one whose records are complete is left alone."""
+    """Train and measure what is missing of a run, and delete its checkpoints; a complete run is left alone."""
     if run.base:
         make_base(run.base, run.recipe.data, out, console)
     prepared = prepare(run.recipe, Console(quiet=True))
@@ -99,7 +99,7 @@ def make(run: ArmRun, out: Path, console: Console) -> None:
     folder = RunFolder(run.folder(out))
     trained_on = {TRAINING_TEXT: prepared.store.fingerprint} if run.trained else {}
     folder.require_same(trained_on | evaluation.fingerprints)
-    if is_complete(evaluation, asked_records(run, out)):
+    if is_complete(evaluation, requested_records(run, out)):
         return
     resume = folder.recipe.exists()
     if run.trained:

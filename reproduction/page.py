@@ -9,14 +9,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from reproduction.claims import Finding, judge
 from reproduction.costs import constant_costs, costs_markdown, known_costs
 from reproduction.coverage_check import coverage_section
 from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.runs import ArmRun, Plans
 from reproduction.scores import collect
 from reproduction.tables import block_markdown
-from reproduction.verdicts import Finding, judge
-from skipwise.errors import RunError
 from skipwise.report.tables import markdown_table
 from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
@@ -54,10 +53,7 @@ these pages."""
 
 def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
     """Write the pages of what is measured under ``out``, and say what is not: exhibits into ``folder``, and the ``index``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be made ({error.strerror}); give another --out") from None
+    folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for name, runs in plans.items():
         text, findings = exhibit_page(EXHIBITS[name], runs, out, folder / "figures")
@@ -77,27 +73,27 @@ def exhibit_page(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, figures: P
     """One exhibit's page and its findings; figures are drawn."""
     scores, partial = collect(runs, out)
     parts = [f"# {exhibit.name}: {exhibit.title[0].lower()}{exhibit.title[1:]}", f"The paper's {exhibit.source}."]
-    found: Findings = []
+    findings: Findings = []
     if exhibit.show == "coverage":
         text, judged = coverage_section(figures)
-        found += [("", finding) for finding in judged]
+        findings += [("", finding) for finding in judged]
         parts.append(text)
     if exhibit.show == "costs":
         records = known_costs(runs[0].recipe, runs[0].original, out)
         judged = constant_costs(records)
-        found += [("2x to 64x", finding) for finding in judged]
+        findings += [("2x to 64x", finding) for finding in judged]
         parts += ["## Cost by target", "\n".join(map(str, judged))]
         parts += [costs_markdown(records)] if records else []
     for block in exhibit.blocks:
-        mine, rows = [run for run in runs if run.block == block.label], scores.get(block.label, {})
-        judged = [judge(claim, rows, mine[0].original, mine[0].target) for claim in exhibit.claims_in(block)]
-        found += [(block.label, finding) for finding in judged]
+        planned, rows = [run for run in runs if run.block == block.label], scores.get(block.label, {})
+        judged = [judge(claim, rows, planned[0].original, planned[0].target) for claim in exhibit.claims_in(block)]
+        findings += [(block.label, finding) for finding in judged]
         parts += [f"## {block.label}", "\n".join(map(str, judged))]
         if any(row.measured for row in rows.values()):
-            parts += block_markdown(exhibit, block, mine, rows, partial.get(block.label, []), figures)
+            parts += block_markdown(exhibit, block, planned, rows, partial.get(block.label, []), figures)
         else:
             parts.append("Not run yet.")
-    return "\n\n".join(part for part in parts if part) + "\n", found
+    return "\n\n".join(part for part in parts if part) + "\n", findings
 
 
 def _scores(findings: Findings) -> list[list[str]]:
@@ -106,7 +102,10 @@ def _scores(findings: Findings) -> list[list[str]]:
     for block, finding in findings:
         rules.setdefault(finding.rule, {}).setdefault(finding.verdict, []).append(block)
     return [
-        [rule, next(iter(by)) if len(by) == 1 else "; ".join(f"{told}: {' and '.join(b)}" for told, b in by.items())]
+        [
+            rule,
+            next(iter(by)) if len(by) == 1 else "; ".join(f"{verdict}: {' and '.join(b)}" for verdict, b in by.items()),
+        ]
         for rule, by in rules.items()
     ]
 
@@ -116,9 +115,9 @@ def _made(plans: Plans, out: Path) -> str:
     runs = [RunFolder(path) for path in sorted({run.folder(out) for runs in plans.values() for run in runs})]
     runs = [run for run in runs if run.results.exists()]
     facts = [run.read() for run in runs]
-    machines = {f"{m['cores']} cores of {m['processor']}" for one in facts if (m := one.get("machine"))}
-    versions = {", ".join(f"{k} {v[k]}" for k in _PACKAGES if k in v) for one in facts if (v := one.get("versions"))}
-    training = [one["training"]["seconds"] for one in facts if one.get("training")]
+    machines = {f"{m['cores']} cores of {m['processor']}" for fact in facts if (m := fact.get("machine"))}
+    versions = {", ".join(f"{k} {v[k]}" for k in _PACKAGES if k in v) for fact in facts if (v := fact.get("versions"))}
+    training = [fact["training"]["seconds"] for fact in facts if fact.get("training")]
     records = [record for run in runs for record in read_records(run.results) if isinstance(record, Measured)]
     measuring = sum(getattr(record, "seconds", 0.0) for record in records)
     return (

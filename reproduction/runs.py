@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from reproduction import paper
 from reproduction.bases import BASES, base_folder
 from reproduction.exhibits import Block, Exhibit
-from skipwise.errors import DataError, RecipeError, nearest
+from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.specification import doubled_windows
-from skipwise.extend import plan_run_evaluation
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.origin import weights_fingerprint
@@ -28,8 +26,12 @@ from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.names import BASELINES, arm_name
 from skipwise.recipes.schema import Positions, Recipe, Training
 from skipwise.results.files import content_hash
-from skipwise.training.prepare import prepare
 from skipwise.training.run import deciding_settings
+
+_fingerprint = cache(weights_fingerprint)
+_window = cache(lambda model: plan_extension(load_config(model)).rope.original_length)
+_OURS = {"method", "interpolation", "target", "seed", "evaluation.models"}  # what makes a row or a block
+_OURS |= {f"positions.{name}" for name in ("scheme", "chunks", "content")}
 
 
 @dataclass(frozen=True)
@@ -69,25 +71,24 @@ class ArmRun:
 
     @property
     def trained(self) -> bool:
-        """Whether something is trained, and not only measured."""
+        """Whether a model is trained, and not only measured."""
         return self.recipe.evaluation.models == ["trained"]
 
     @property
     def target(self) -> int:
         """Target length, in tokens."""
-        assert self.recipe.target is not None  # every block says one
+        assert self.recipe.target is not None  # every block has one
         return self.recipe.target
 
     @property
     def window(self) -> int:
-        """Tokens of each window that is trained on."""
-        return (
-            self.target if self.recipe.positions.scheme == "full_length" else self.recipe.train_length_of(self.original)
-        )
+        """Tokens of each training window."""
+        whole = self.recipe.positions.scheme == "full_length"
+        return self.target if whole else self.recipe.train_length_of(self.original)
 
     @property
     def tokens(self) -> int:
-        """How many tokens are trained on; none where nothing is trained."""
+        """Training tokens; 0 where nothing is trained."""
         training = self.recipe.training
         return training.max_steps * training.global_batch_size * self.window if self.trained else 0
 
@@ -102,7 +103,7 @@ class ArmRun:
         return content_hash(decides | {"model": model.parent.name if self.base else _fingerprint(self.recipe.model)})
 
     def folder(self, out: Path) -> Path:
-        """The run folder, shared by all exhibits under ``out``."""
+        """Return the run folder, shared by all exhibits under ``out``."""
         name = self.recipe.arm if self.trained else self.recipe.evaluation.models[0]
         return out / "arms" / f"{name}-{self.key}"
 
@@ -116,10 +117,10 @@ Plans = Mapping[str, Sequence[ArmRun]]  # by exhibit
 def plan_runs(
     exhibit: Exhibit, scale: Scale, out: Path, *, seeds: Sequence[int] = (), changes: Mapping[str, Any]
 ) -> list[ArmRun]:
-    """Every run that the exhibit needs, the first seed before the second; what is not trained has one seed.
+    """Return every run that the exhibit needs, the first seed before the second; what is not trained has one seed.
 
-    ``seeds`` are of the trained rows, by default as many as the exhibit says; every run gets the dotted recipe ``changes``.
-    Small bases lie under ``out``.
+    ``seeds`` are of the trained rows, by default the exhibit's number; every run gets the dotted recipe ``changes``. Small
+    bases are under ``out``.
     """
     seeds = seeds or range(exhibit.seeds)
     return [
@@ -132,7 +133,7 @@ def plan_runs(
 
 
 def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path, changes: Mapping[str, Any]) -> ArmRun:
-    """Resolve one run: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
+    """Resolve one run: the row overrides the user's changes, and these the exhibit and the scale's recipe."""
     row, base = exhibit.rows[label], ""
     changes = dict(changes)
     if block.family and "model" not in changes:
@@ -164,67 +165,44 @@ def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path
 
 
 def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, target: int, steps: int) -> dict[str, Any]:
-    """What an exhibit measures, in tokens; ``steps`` are trained."""
+    """Return the settings of an exhibit's evaluation, in tokens; ``steps`` are trained."""
     rule: dict[str, Any] = {
-        "evaluation.source": list(scale.texts) or None,
-        "evaluation.windows": [n * original for n in block.windows] or doubled_windows(original, target),
-        "evaluation.num_prompts": 50 if exhibit.passkey else 0,
+        "source": list(scale.texts) or None,
+        "windows": [n * original for n in block.windows] or doubled_windows(original, target),
+        "num_prompts": 50 if exhibit.passkey else 0,
     }
     if exhibit.documents:
-        rule["evaluation.documents"] = exhibit.documents
+        rule["documents"] = exhibit.documents
     if exhibit.stride:  # as the paper's: of a document no more than the target is read
-        rule |= {"evaluation.stride": exhibit.stride * original, "evaluation.tokens_per_document": target}
+        rule |= {"stride": exhibit.stride * original, "tokens_per_document": target}
     if exhibit.segments:
         length = {"original": original, "target": target}[exhibit.segments]
-        rule |= {"evaluation.segment_lengths": [length], "evaluation.segments": 256 if length == original else 32}
+        rule |= {"segment_lengths": [length], "segments": 256 if length == original else 32}
     if exhibit.by_step:
-        rule["evaluation.eval_steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
+        rule["eval_steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
     if exhibit.passkey:
-        rule["evaluation.prompt_lengths"] = [n * original for n in exhibit.passkey]
-    return rule
-
-
-@cache
-def _fingerprint(model: str) -> str:
-    return weights_fingerprint(model)
-
-
-@cache
-def _window(model: str) -> int:
-    return plan_extension(load_config(model)).rope.original_length
+        rule["prompt_lengths"] = [n * original for n in exhibit.passkey]
+    return {f"evaluation.{name}": value for name, value in rule.items()}
 
 
 def seeds_in(out: Path) -> list[int]:
-    """The seeds of the run folders under ``out``."""
+    """Return the seeds of the run folders under ``out``."""
     recipes = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in out.glob("arms/*/recipe.yaml"))
     return sorted({int(recipe["seed"]) for recipe in recipes})
 
 
 def distinct(plans: Iterable[Sequence[ArmRun]]) -> list[ArmRun]:
-    """Every run once, the first seed of all exhibits before the second of any."""
-    runs = sorted((run for plan in plans for run in plan), key=lambda run: run.recipe.seed)
+    """Return every run once, the first seed of all exhibits before the second of any."""
     once: dict[str, ArmRun] = {}
-    for run in runs:
+    for run in sorted((run for plan in plans for run in plan), key=lambda run: run.recipe.seed):
         once.setdefault(f"{run.key} {run.recipe.evaluation}", run)
     return list(once.values())
 
 
-_OURS = (
-    "method",
-    "interpolation",
-    "target",
-    "seed",
-    "evaluation.models",
-    *(f"positions.{k}" for k in ("scheme", "chunks", "content")),
-)
-
-
 def require_undecided(changes: Iterable[str]) -> None:
-    """Refuse changes after which a row or a block would no longer be what its name says."""
-    for key in set(changes) & set(_OURS):
-        raise RecipeError(
-            f"--set {key}: rows would no longer be what their names say; choose by --arm, --setting or --seeds"
-        )
+    """Refuse changes to what makes a row or a block."""
+    for key in _OURS.intersection(changes):
+        raise RecipeError(f"--set {key} would change what a row's name means; choose by --arm, --setting or --seeds")
 
 
 def select(plans: Plans, rows: Sequence[str], blocks: Sequence[str]) -> dict[str, list[ArmRun]]:
@@ -232,32 +210,11 @@ def select(plans: Plans, rows: Sequence[str], blocks: Sequence[str]) -> dict[str
     runs = [run for each in plans.values() for run in each]
     shown = {arm_name(run.row).lower(): run.row for run in runs}
     rows = [shown.get(row.lower(), row) for row in rows]
-    for kind, names, there in (("arm", rows, {r.row for r in runs}), ("setting", blocks, {r.block for r in runs})):
-        for name in set(names) - there:
-            known = ", ".join(map(repr, sorted(there)))
-            raise RecipeError(
-                f"{kind} {name!r} is in none of these exhibits{nearest(name, sorted(there))}; there are {known}"
-            )
+    for row in rows:
+        one_of("--arm", row, sorted({run.row for run in runs}))
+    for block in blocks:
+        one_of("--setting", block, sorted({run.block for run in runs}))
     return {
         name: [run for run in each if (not rows or run.row in rows) and (not blocks or run.block in blocks)]
         for name, each in plans.items()
     }
-
-
-def require_text(plans: Plans) -> None:
-    """Refuse, before any training, runs that the text is too short for."""
-    problems: dict[str, str] = {}
-    needs = {
-        (name, run.block, run.window, run.trained): run
-        for name, runs in plans.items()
-        for run in runs
-        if not run.base or Path(run.recipe.model).exists()
-    }
-    quiet = Console(quiet=True)
-    for (name, block, *_), run in needs.items():
-        try:
-            plan_run_evaluation(prepare(run.recipe, quiet), quiet)
-        except DataError as error:
-            problems.setdefault(f"{name}, {block}", str(error))
-    if problems:
-        raise DataError("\n".join(f"{place}: {message}" for place, message in problems.items()))

@@ -1,19 +1,19 @@
 """The records of an exhibit's runs, over texts and seeds."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reproduction.measured import KINDS, PROMPTS, SEGMENTS, SLIDING, STEPS, Place, asked_records, size_of
+from reproduction.measured import KINDS, PROMPTS, SEGMENTS, SLIDING, STEPS, Place, requested_records, size_of
 from reproduction.runs import ArmRun
 from skipwise.results.records import ReadingRecord, Record, TrialRecord
-from skipwise.results.statistics import Interval, Sums, difference, found, loss, mean_interval, perplexity_of
+from skipwise.results.statistics import Interval, Sums, difference, found, loss, perplexity_of
 
 
 @dataclass
 class Scores:
-    """What one row of a table scored in one block; lists have one value a seed."""
+    """Scores of one row of a table in one block; lists have one value per seed."""
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # nats, by text and window
     reading: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # stride and documents of these
@@ -43,21 +43,19 @@ class Scores:
 
     def share_found(self, length: int) -> float:
         """The share of passkeys found at a prompt length that was asked, over all seeds."""
-        hits, asked = zip(*self.hits[length], strict=True)
-        return sum(hits) / sum(asked)
+        hits, prompts = zip(*self.hits[length], strict=True)
+        return sum(hits) / sum(prompts)
 
     def by_position(self, text: str, length: int, begin: int, end: int, sums: Sums = "nll") -> Interval | None:
-        """Mean of the loss, or of the hits, at positions ``begin .. end - 1``, with its 95% interval over documents."""
+        """Return the mean of the loss, or of the hits, at positions ``begin .. end - 1``, with its 95% interval over documents."""
         seeds = self.segments.get((text, length))
         return loss(_mean_of(seeds), begin, end, sums) if seeds else None
 
     def difference(self, other: "Scores", text: str, length: int, sums: Sums = "nll") -> Interval | None:
-        """Ours minus the other's over the same segments, seeds averaged, with the 95% interval over documents; None where
-        the segments are not the same."""
-        ours, theirs = self.segments.get((text, length)), other.segments.get((text, length))
-        if not ours or not theirs or _read(ours[0]) != _read(theirs[0]):
-            return None
-        return difference(_mean_of(ours), _mean_of(theirs), 0, length, sums)
+        """Return ours minus the other's, seeds averaged, with its 95% interval over documents; None if segments differ."""
+        pair = [_mean_of(scores.segments.get((text, length), [])) for scores in (self, other)]
+        read = [[(reading.document, reading.begin) for reading in readings] for readings in pair]
+        return difference(pair[0], pair[1], 0, length, sums) if read[0] and read[0] == read[1] else None
 
     def first_tokens(self, text: str) -> dict[int, float]:
         """Perplexity of the first tokens, by their number, from segments."""
@@ -69,59 +67,50 @@ class Scores:
         return curve
 
 
-def seeds_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of one value for each seed, two at least, and its 95% interval by Student's t (1908)."""
-    return mean_interval(values, [1] * len(values), [str(seed) for seed in range(len(values))])
-
-
 def _mean_of(seeds: Sequence[Sequence[ReadingRecord]]) -> list[ReadingRecord]:
-    """Readings of the same segments with the mean of their sums over seeds."""
+    """Return readings of the same segments with the mean of their sums over seeds."""
+
+    def mean(rows: Iterable[Sequence[float]]) -> list[float]:
+        return [sum(column) / len(seeds) for column in zip(*rows, strict=True)]
+
     return [
-        replace(
-            same[0],
-            nll=[sum(column) / len(seeds) for column in zip(*(r.nll for r in same), strict=True)],
-            hits=[sum(column) / len(seeds) for column in zip(*(r.hits for r in same), strict=True)],
-        )
+        replace(same[0], nll=mean(reading.nll for reading in same), hits=mean(reading.hits for reading in same))
         for same in zip(*seeds, strict=True)
     ]
-
-
-def _read(readings: Sequence[ReadingRecord]) -> list[tuple[str, int]]:
-    return [(reading.document, reading.begin) for reading in readings]
 
 
 def collect(runs: Sequence[ArmRun], out: Path) -> tuple[dict[str, dict[str, Scores]], dict[str, list[ArmRun]]]:
     """Return the scores by block and row, and by block the runs that were measured on less than others.
 
-    What a kill cut off, or what a later command measured on more text, would stand beside cells that were measured
-    otherwise. So of each kind of measurement a run counts if it has as many records as any in every cell of its row, and
-    only the seeds count that all trained rows have, if there are such.
+    A kill may have cut off records, and a later command may have measured more text. So of each kind of measurement a run
+    counts if it has as many records as any in every cell of its row, and only the seeds count that all trained rows have, if
+    there are such.
     """
     table: dict[str, dict[str, Scores]] = {}
     partial: dict[str, list[ArmRun]] = {}
     for run in runs:
         table.setdefault(run.block, {}).setdefault(run.row, Scores())
     for block, rows in table.items():
-        there = [(run, asked_records(run, out)) for run in runs if run.block == block]
+        measured = [(run, requested_records(run, out)) for run in runs if run.block == block]
         largest: dict[Place, tuple[int, int]] = {}
         places: dict[str, set[Place]] = {}
-        for run, records in there:
+        for run, records in measured:
             places.setdefault(run.row, set()).update(records)
             largest |= {place: max(size_of(records[place]), largest.get(place, (0, 0))) for place in records}
         left_out = partial.setdefault(block, [])
         for kind in KINDS:
             whole = []
-            for run, records in there:
+            for run, records in measured:
                 row = {place for place in places[run.row] if place[0] == kind}
                 if row and all(size_of(records.get(place, [])) == largest[place] for place in row):
                     whole.append((run, {place: records[place] for place in row}))
                 elif row and records and run not in left_out:
                     left_out.append(run)
-            seeds = [
-                {one.recipe.seed for one, _ in whole if one.row == row}
-                for row in {r.row for r, _ in whole if r.trained}
-            ]
-            shared = set.intersection(*seeds) if seeds else set()
+            seeds: dict[str, set[int]] = {}
+            for run, _ in whole:
+                if run.trained:
+                    seeds.setdefault(run.row, set()).add(run.recipe.seed)
+            shared = set.intersection(*seeds.values()) if seeds else set()
             for run, cells in whole:
                 if not run.trained or not shared or run.recipe.seed in shared:
                     for place in sorted(cells):

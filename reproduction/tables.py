@@ -1,14 +1,15 @@
-"""The scores of an exhibit -> its tables, with the paper's figures beside ours, and its figures."""
+"""The scores of an exhibit -> its tables, with the paper's numbers next to ours, and its figures."""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from reproduction import paper
+from reproduction.claims import Rows
 from reproduction.exhibits import Block, Exhibit
 from reproduction.runs import ArmRun
-from reproduction.scores import Scores
 from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
@@ -18,17 +19,15 @@ from skipwise.report.numbers import format_number, format_share
 from skipwise.report.tables import markdown_table
 from skipwise.results.statistics import Interval, perplexity_of
 
-Rows = Mapping[str, Scores]
-
 
 def block_markdown(
     exhibit: Exhibit, block: Block, runs: Sequence[ArmRun], rows: Rows, partial: Sequence[ArmRun], figures: Path
 ) -> list[str]:
-    """How a block was trained and measured, its figures, which are drawn into ``figures``, and its tables."""
+    """Return how a block was trained and measured, its figures, drawn into ``figures``, and its tables."""
     texts = list(dict.fromkeys(text for row in rows.values() for text, _ in [*row.nll, *row.segments]))
     left_out = [f"{arm_name(run.row)}, seed {run.recipe.seed}" for run in partial]
-    told = [_budget(runs, rows), _reading(runs, rows)]
-    told += [f"Left out, because measured in part: {'; '.join(left_out)}."] * bool(left_out)
+    setup = [_budget(runs, rows), _reading(runs, rows)]
+    setup += [f"Left out, because measured in part: {'; '.join(left_out)}."] * bool(left_out)
     original = runs[0].original
     tables = []
     if exhibit.show == "ability":
@@ -42,105 +41,90 @@ def block_markdown(
             tables += [_retrieval_table(exhibit, block, rows)]
         tables += [_perplexity_table(block, rows, text, original) for text in texts]
     return [
-        " ".join(filter(None, told)),
+        " ".join(filter(None, setup)),
         _figure(exhibit, block, rows, next(iter(texts), ""), original, figures),
         *tables,
     ]
 
 
 def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
-    """The seeds of the trained rows, and the tokens that they were trained on."""
+    """Return the seeds of the trained rows, and their training tokens."""
     seeds = sorted({seed for row in rows.values() for each in row.seeds.values() for seed in each})
     spread = " ±: standard deviation over seeds." if len(seeds) > 1 else ""
     budgets: dict[str, list[str]] = {}
     for run in runs:
         if run.trained and run.recipe.seed == seeds[0] and rows[run.row].measured:
             training = run.recipe.training
-            told = (
-                f"{run.tokens:,} tokens ({training.max_steps:,} steps of {training.global_batch_size} x {run.window:,})"
-            )
-            budgets.setdefault(told, []).append(arm_name(run.row))
-    trained = "; ".join(f"{', '.join(each)}: {told}" for told, each in budgets.items())
+            steps = f"{training.max_steps:,} steps of {training.global_batch_size} x {run.window:,}"
+            budgets.setdefault(f"{run.tokens:,} tokens ({steps})", []).append(arm_name(run.row))
+    trained = "; ".join(f"{', '.join(names)}: {budget}" for budget, names in budgets.items())
     return f"Seeds: {', '.join(map(str, seeds))}.{spread}" + (f" Trained on: {trained}." if trained else "")
 
 
 def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
-    """How the sliding windows were read, and which text that was asked for was not."""
+    """Return how the sliding windows were read, and which texts were not measured."""
     read = {stride for row in rows.values() for stride, _ in row.reading.values()}
     if not read:
         return ""
     documents = sorted({many for row in rows.values() for _, many in row.reading.values()})
-    asked = specification_of(runs[0].recipe, runs[0].original, runs[0].target, "float32")
+    spec = specification_of(runs[0].recipe, runs[0].original, runs[0].target, "float32")
     measured = {text for row in rows.values() for text, _ in row.nll}
     missing = [text for text in runs[0].recipe.evaluation.source or [] if text not in measured]
     return (
         f"Sliding windows at stride {' and '.join(f'{stride:,}' for stride in sorted(read))}, over the first "
-        f"{asked.tokens_read(asked.windows[-1]):,} tokens of {' or '.join(map(str, documents))} documents of each text."
+        f"{spec.tokens_read(spec.windows[-1]):,} tokens of {' or '.join(map(str, documents))} documents of each text."
         + (f" Not measured: {', '.join(missing)}." if missing else "")
     )
 
 
 def _figure(exhibit: Exhibit, block: Block, rows: Rows, text: str, original: int, folder: Path) -> str:
-    """Draw what the exhibit is about, of several texts the first, and return the link."""
-    kinds: dict[str, tuple[str, tuple[str, str], Callable[[Scores], dict[int, float]]]] = {
-        "perplexity": (
-            f"Perplexity by window, {text}",
-            ("window (tokens)", "perplexity"),
-            lambda row: {n: score[0] for n, score in row.by_window(text).items()},
-        ),
-        "curves": (
-            f"Perplexity of the first tokens, {text}",
-            ("tokens read", "perplexity"),
-            lambda row: row.first_tokens(text),
-        ),
-        "passkey": (
-            "Passkeys found (%)",
-            ("prompt (tokens)", "found (% of prompts)"),
-            lambda row: {n: 100 * row.share_found(n) for n in row.hits},
-        ),
-        "costs": (
-            "Loss at the target by step",
-            ("training steps", "loss (nats per token)"),
-            lambda row: {n: sum(v) / len(v) for n, v in row.steps.items()},
-        ),
-    }
-    if exhibit.show not in kinds:
+    """Draw the exhibit's figure, of several texts the first, and return the link."""
+    if exhibit.show == "perplexity":
+        title, axis = f"Perplexity by window, {text}", ("window (tokens)", "perplexity")
+        points = {label: {n: score[0] for n, score in row.by_window(text).items()} for label, row in rows.items()}
+    elif exhibit.show == "curves":
+        title, axis = f"Perplexity of the first tokens, {text}", ("tokens read", "perplexity")
+        points = {label: row.first_tokens(text) for label, row in rows.items()}
+    elif exhibit.show == "passkey":
+        title, axis = "Passkeys found (%)", ("prompt (tokens)", "found (% of prompts)")
+        points = {label: {n: 100 * row.share_found(n) for n in row.hits} for label, row in rows.items()}
+    elif exhibit.show == "costs":
+        title, axis = "Loss at the target by step", ("training steps", "loss (nats per token)")
+        points = {label: {n: fmean(v) for n, v in row.steps.items()} for label, row in rows.items()}
+    else:
         return ""
-    title, axis, curve = kinds[exhibit.show]
-    points = {label: curve(row) for label, row in rows.items()}
+    if sum(map(bool, points.values())) < 2 or max(map(len, points.values())) < 2:  # only a row or column of the table
+        return ""
     values = {
-        label: {x: Interval(y, -math.inf, math.inf) for x, y in each.items()} for label, each in points.items() if each
+        label: {x: Interval(y, -math.inf, math.inf) for x, y in curve.items()}
+        for label, curve in points.items()
+        if curve
     }
-    if len(values) < 2 or all(len(each) < 2 for each in values.values()):  # only a row or column of the table
-        return ""
     name = f"{exhibit.name}-{block.label}".replace(", ", "-").lower()
     language = axis[1] == "perplexity"
-    marked = original if language else None
-    plot = curve_plot(name, title, axis, values, marked, percent="%" in axis[1], near=language)
+    plot = curve_plot(name, title, axis, values, original if language else None, percent="%" in axis[1], near=language)
     write(plot, folder, png=False)  # with a CSV; the pages need no PNG
     return f"![{title}: {block.label}](figures/{name}.svg)"
 
 
 def _perplexity_table(block: Block, rows: Rows, text: str, original: int) -> str:
     windows = sorted({window for row in rows.values() for window in row.by_window(text)})
-    # The paper's mathematics stands beside mathematics, its other text beside all others.
+    # The paper's mathematics is compared with mathematics, its other text with all others.
     of_mathematics = re.search(r"(^|[\W_])math", text) and paper.PROOF_PILE in block.published
     source = paper.PROOF_PILE if of_mathematics else next(iter(block.published), "")
     published = block.published.get(source, {})
     places = {window: _place(block, window, original) for window in windows if published}
-    beside = {window: place for window, place in places.items() if place is not None}
-    head = [f"perplexity, {text}", *map(format_length, windows)]
-    head += [f"{source} {window // original}x" for window in beside]
+    known = {window: place for window, place in places.items() if place is not None}
+    head = [f"perplexity, {text}", *map(format_length, windows), *(f"{source} {n // original}x" for n in known)]
     lines = []
     for label, row in rows.items():
-        values = published.get(label, ())
-        reported = [format_reported(values, place) for place in beside.values()]
+        reported = [format_reported(published.get(label, ()), place) for place in known.values()]
         lines.append(_line(label, [_mean(row.perplexity(text, window)) for window in windows], reported))
     return markdown_table(head, lines)
 
 
 def _place(block: Block, window: int, original: int) -> int | None:
-    """The index of a window in the paper's row; None if the paper does not have it."""
+    """Return the index of a window in the paper's row; None if the paper does not have it."""
     if block.windows:
         return block.windows.index(window // original) if window // original in block.windows else None
     place = math.log2(window / original)
@@ -167,7 +151,7 @@ def _curve_table(block: Block, rows: Rows, text: str) -> str:
 
 
 def _ability_table(rows: Rows, original: int) -> str:
-    """Loss and accuracy inside the original length, and their change."""
+    """Return loss and accuracy inside the original length, and their change."""
     head = ["", "text", "perplexity", "accuracy"]
     head += ["loss less the original's, nats per token", "accuracy less the original's, points"]
     lines: list[list[str]] = []
@@ -176,18 +160,18 @@ def _ability_table(rows: Rows, original: int) -> str:
             loss, right = (row.by_position(text, original, 0, original, sums) for sums in ("nll", "hits"))
             assert loss is not None
             assert right is not None
-            apart = ["–", "–"]
+            changes = ["–", "–"]
             if "original" in rows and label != "original":
                 more = row.difference(rows["original"], text, original)
                 points = row.difference(rows["original"], text, original, "hits")
-                apart = [str(more), str(points.times(100))] if more and points else apart
+                changes = [str(more), str(points.times(100))] if more and points else changes
             share = f"{100 * right.mean:.1f}% [{100 * right.low:.1f}, {100 * right.high:.1f}]"
-            lines.append([arm_name(label), text, format_number(perplexity_of(loss.mean)), share, *apart])
+            lines.append([arm_name(label), text, format_number(perplexity_of(loss.mean)), share, *changes])
     return markdown_table(head, lines, left=2) if lines else ""
 
 
 def _benchmarks(label: str) -> str:
-    """The paper's six benchmarks and their mean."""
+    """Return the paper's six benchmarks and their mean."""
     lines = [
         [arm_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
         for (arm, where), values in paper.ABILITY.items()
@@ -201,7 +185,7 @@ def _step_table(rows: Rows) -> str:
     head = ["perplexity after steps", *map(str, steps), *(f"paper {step}" for step in paper.STEPS)]
     lines = []
     for label, row in rows.items():
-        means = [sum(row.steps[s]) / len(row.steps[s]) if s in row.steps else math.nan for s in steps]
+        means = [fmean(row.steps[s]) if s in row.steps else math.nan for s in steps]
         published = [format_number(value) for value in paper.BY_STEP.get(label, ())]
         lines.append(_line(label, [format_number(perplexity_of(mean)) for mean in means], published))
     return markdown_table(head, lines)
@@ -219,8 +203,8 @@ def _retrieval_table(exhibit: Exhibit, block: Block, rows: Rows) -> str:
 
 
 def _found(hits: Sequence[tuple[int, int]]) -> str:
-    """The share of passkeys found, mean over seeds; in brackets the lowest and the highest share of one seed."""
-    shares = [found / asked for found, asked in hits]
+    """Return the share of passkeys found, mean over seeds, with the lowest and the highest share of a seed."""
+    shares = [found / prompts for found, prompts in hits]
     mean, ends = format_share(sum(shares) / len(shares)), [format_share(f(shares)) for f in (min, max)]
     return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
 
@@ -233,7 +217,7 @@ def _mean(score: tuple[float, float] | None) -> str:
 
 
 def _line(label: str, cells: Sequence[str], published: Iterable[str] = ()) -> list[str]:
-    """A row; one without any measured cell says so."""
+    """Return a row, with a note if no cell is measured."""
     if cells and all(cell == "–" for cell in cells):
         cells = ["not run yet", *cells[1:]]
     return [arm_name(label), *cells, *published]

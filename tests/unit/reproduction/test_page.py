@@ -94,5 +94,3 @@ def test_the_published_pages_are_those_of_the_published_records(tmp_path) -> Non
     publish_pages(new_console(), tmp_path)
     for path in [tmp_path / "reproduction.md", *(tmp_path / "reproduction").glob("*.md")]:
         assert (DOCS / path.relative_to(tmp_path)).read_text() == path.read_text()
-    with pytest.raises(RunError):
-        write_pages({}, tmp_path, tmp_path / "reproduction.md", tmp_path / "index.md")

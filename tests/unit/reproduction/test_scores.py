@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from reproduction.exhibits import EXHIBITS
-from reproduction.measured import asked_records, is_complete
+from reproduction.measured import is_complete, requested_records
 from reproduction.runs import SCALES, plan_runs
 from reproduction.scores import collect
 from skipwise.evaluation.specification import specification_of
@@ -60,7 +60,7 @@ def test_an_arm_is_complete_when_every_document_segment_and_prompt_is_there(tmp_
     text = SimpleNamespace(source="x", documents=documents, windows=[256, 512], segments={2048: ["a", "b"], 4096: []})
     asked = specification_of(run.recipe, 256, 2048, "float32")
     evaluation = SimpleNamespace(specification=asked, texts=[text], recipe=run.recipe)
-    assert is_complete(evaluation, asked_records(run, tmp_path)) is complete
+    assert is_complete(evaluation, requested_records(run, tmp_path)) is complete
 
 
 def test_what_another_rule_measured_is_left_out(tmp_path) -> None:

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower
+from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower, judge
 from reproduction.scores import Scores
-from reproduction.verdicts import judge
 from tests.reproduced import segments
 
 
