@@ -51,7 +51,7 @@ def reproduce(
     """Run the paper's comparisons, in miniature or at full size; a row of several exhibits is trained once."""
     console = prepare_process(trains=True)
     from reproduction import reproduce as work
-    from reproduction.archive import ARCHIVE, pack
+    from reproduction.archive import ARCHIVE, pack, publish_pages
     from reproduction.costs import measure_costs
     from reproduction.exhibits import EXHIBITS
     from reproduction.page import write_pages
@@ -67,7 +67,7 @@ def reproduce(
     if publish:
         pack(folder, ARCHIVE, changes)
     if publish or (page_only and out is None):
-        work.publish_pages(console)
+        publish_pages(console)
         return
     requested = {one_of("exhibit", name, [*EXHIBITS, "all"]) for name in exhibits}
     names = [name for name in EXHIBITS if "all" in requested or name in requested]

@@ -1,20 +1,22 @@
 """The published records as one file, ``docs/reproduction/records.jsonl.zst``: every run, without its weights.
 
-``python -m reproduction --publish`` writes it. The recipe changes of the commands that made the records are needed to find
-its runs again. The first line has them, the others are files: ``{"path": "arms/pose-0123.../results.jsonl", "text": ...}``.
+``python -m reproduction --publish`` writes it. The first line has the recipe changes of the commands that made the records,
+which are needed to find its runs again; the others are files: ``{"path": "arms/pose-0123.../results.jsonl", "text": ...}``.
 """
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow
+from rich.console import Console
 
 from reproduction.exhibits import EXHIBITS
+from reproduction.page import write_pages
 from reproduction.runs import SCALES, plan_runs, seeds_in
-from skipwise.errors import RunError
 
 DOCS = Path(__file__).parent.parent / "docs"
 ARCHIVE = DOCS / "reproduction" / "records.jsonl.zst"
@@ -23,12 +25,6 @@ _BASE = re.compile(r"[^\s\"]*/bases/([^/\s]+)/model\b")  # a small base on the m
 
 def pack(out: Path, archive: Path, changes: Mapping[str, Any]) -> None:
     """Write the runs and costs of the folder ``out`` into ``archive``; the same records give the same bytes."""
-    plans = (plan_runs(each, SCALES["nano"], out, seeds=seeds_in(out), changes=changes) for each in EXHIBITS.values())
-    planned = {run.folder(out).name for runs in plans for run in runs}
-    if strangers := sorted({path.parent.name for path in out.glob("arms/*/recipe.yaml")} - planned):
-        raise RunError(
-            f"no exhibit has {', '.join(strangers)} under the changes {dict(changes)}; give theirs, or remove it"
-        )
     lines: list[dict[str, Any]] = [{"changes": dict(changes)}]
     for path in sorted([*out.glob("arms/*/recipe.yaml"), *out.glob("arms/*/*.json*"), *out.glob("costs.jsonl")]):
         text = _BASE.sub(r"\1", path.read_text(encoding="utf-8"))
@@ -46,13 +42,23 @@ def unpack(archive: Path, out: Path) -> dict[str, Any]:
     """Write the files of ``archive`` under ``out``, and return the recipe changes; without an archive, nothing."""
     if not archive.exists():
         return {}
-    try:
-        with pyarrow.input_stream(str(archive)) as stream:
-            first, *lines = map(json.loads, stream.read().decode().splitlines())
-        for line in lines:
-            path = out / line["path"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(line["text"], encoding="utf-8")
-        return dict(first["changes"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{archive} cannot be read ({error!r}); take it from the repository again") from None
+    with pyarrow.input_stream(str(archive)) as stream:
+        first, *lines = map(json.loads, stream.read().decode().splitlines())
+    for line in lines:
+        path = out / line["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(line["text"], encoding="utf-8")
+    return dict(first["changes"])
+
+
+def publish_pages(console: Console, docs: Path = DOCS, archive: Path = ARCHIVE) -> None:
+    """Write the pages of all exhibits under ``docs`` from the published records."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        changes = unpack(archive, out)
+        plans = {
+            name: plan_runs(exhibit, SCALES["nano"], out, seeds=seeds_in(out), changes=changes)
+            for name, exhibit in EXHIBITS.items()
+        }
+        write_pages(plans, out, docs / "reproduction", docs / "reproduction.md")
+    console.print(f"page: {docs / 'reproduction.md'}", soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.model.loading import load_tokenizer
@@ -43,7 +43,7 @@ BASES = {
 
 
 def base_folder(name: str, data: Data, out: Path) -> Path:
-    """The folder of a base under ``out``, named by all that decides it but the text's content."""
+    """Return the folder of a base under ``out``, named by all that decides it but the text's content."""
     text = data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens"})
     digest = content_hash([asdict(BASES[name]), _settings(BASES[name]).model_dump(), text])
     return out.absolute() / "bases" / f"{name}-{digest}"
@@ -51,15 +51,14 @@ def base_folder(name: str, data: Data, out: Path) -> Path:
 
 def make_base(name: str, data: Data, out: Path, console: Console) -> None:
     """Train the base if it is missing, or finish its training."""
-    folder, base = base_folder(name, data, out), BASES[name]
+    folder, settings = base_folder(name, data, out), _settings(BASES[name])
     if not (folder / "model" / "config.json").exists():
-        settings = _settings(base)
         console.print(f"training a small base, {name}: {settings.max_steps:,} steps of {_TOKENS:,} tokens")
-        train_base(base, settings, data, folder)
+        train_base(BASES[name], settings, data, folder)
 
 
 def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) -> None:
-    """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
+    """Train or resume ``folder/model`` on the text that is not held out, with the embedded model's tokenizer."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
     dataset = PoseDataset.from_source(
         Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens", "cache"})),
@@ -69,19 +68,10 @@ def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) ->
         positions=Positions(scheme="no_skip"),
         examples=settings.max_steps * settings.global_batch_size,
     )
-    model = new_model(base, tokenizer.vocab_size)
-    train(model, dataset, collate, settings, folder=checkpoints, seed=0, resume=checkpoints.exists())
-    model.save_pretrained(folder / "partial")
-    tokenizer.save_pretrained(folder / "partial")
-    os.replace(folder / "partial", folder / "model")
-
-
-def new_model(base: SmallBase, vocabulary: int) -> PreTrainedModel:
-    """Make the model with random weights; heads are 64 wide."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         base.model_type,
-        vocab_size=vocabulary,
+        vocab_size=tokenizer.vocab_size,
         hidden_size=base.width,
         intermediate_size=8 * base.width // 3 if base.model_type == "llama" else 4 * base.width,
         num_hidden_layers=base.layers,
@@ -91,7 +81,11 @@ def new_model(base: SmallBase, vocabulary: int) -> PreTrainedModel:
         eos_token_id=0,
         **base.differs,
     )
-    return AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)
+    train(model, dataset, collate, settings, folder=checkpoints, seed=0, resume=checkpoints.exists())
+    model.save_pretrained(folder / "partial")
+    tokenizer.save_pretrained(folder / "partial")
+    os.replace(folder / "partial", folder / "model")
 
 
 def _settings(base: SmallBase) -> Training:

@@ -1,6 +1,5 @@
-"""Parts of the command: the list of exhibits, the time of runs, published pages."""
+"""Parts of the command: the list of exhibits, the runs in turn, and their time."""
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,11 +8,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from reproduction.archive import ARCHIVE, DOCS, unpack
 from reproduction.exhibits import EXHIBITS
 from reproduction.measured import SLIDING, make, requested_records
-from reproduction.page import write_pages
-from reproduction.runs import SCALES, ArmRun, distinct, plan_runs, seeds_in
+from reproduction.runs import SCALES, ArmRun, distinct, plan_runs
 from skipwise.evaluation.measure import measuring_seconds, planned
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
@@ -34,19 +31,6 @@ def list_exhibits(console: Console, out: Path) -> None:
         grid.add_row(*words, models, _minutes(total_seconds(runs)))
     console.print(grid)
     console.print("The small bases of families are trained besides, once. What is done is not done again.")
-
-
-def publish_pages(console: Console, docs: Path = DOCS, archive: Path = ARCHIVE) -> None:
-    """Write the pages of all exhibits under ``docs`` from the published records."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        changes = unpack(archive, out)
-        seeds = seeds_in(out)
-        plans = {
-            name: plan_runs(EXHIBITS[name], SCALES["nano"], out, seeds=seeds, changes=changes) for name in EXHIBITS
-        }
-        write_pages(plans, out, docs / "reproduction", docs / "reproduction.md")
-    console.print(f"page: {docs / 'reproduction.md'}", soft_wrap=True)
 
 
 def state_of(run: ArmRun, out: Path, scale: str) -> str:
