@@ -13,7 +13,7 @@ To add a task, write its prompt function and enter it in ``TASKS``, the only lis
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -124,14 +124,6 @@ def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: str) -> list[int]:
 # --- the tasks ---
 
 
-class DrawPrompt(Protocol):
-    """The signature of every prompt function; ``passkey_prompt`` documents the arguments."""
-
-    def __call__(
-        self, tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
-    ) -> Prompt: ...
-
-
 def filler(sentences: int, first: int = 0) -> str:
     """Return filler sentences, joined by spaces, from number ``first`` of the endless cycle on."""
     return " ".join(_SENTENCES[i % len(_SENTENCES)] for i in range(first, first + sentences))
@@ -220,7 +212,7 @@ class Task:
     """A retrieval task: its name in reports, and the function that draws its prompts."""
 
     title: str
-    prompt: DrawPrompt
+    prompt: Callable[..., Prompt]  # with the arguments of ``passkey_prompt``
 
 
 TASKS: dict[str, Task] = {

@@ -85,22 +85,13 @@ class Corpus:
     """The documents of a source, in the same order on every machine."""
 
     source: str
-    documents: Callable[[int], Iterator[Document]]  # without the first n
+    read: Callable[[int], Iterator[Document]]  # all documents after the first n
     content: Callable[[], Iterable[str]]  # for ``fingerprint``
     size: int | None = None  # documents; None: unknown
     unread: Sequence[str] = ()  # files with other endings
 
     def __iter__(self) -> Iterator[Document]:
-        return self.read()
-
-    def read(self, done: int = 0) -> Iterator[Document]:
-        """Yield all documents after the first ``done``."""
-        empty = not done
-        for document in self.documents(done):
-            empty = False
-            yield document
-        if empty:
-            raise DataError(f"{self.source} holds no document; choose another data.source")
+        return self.read(0)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 in hex of names, content and text field."""
@@ -120,7 +111,7 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     """Open a source, or the one of a recipe's data section.
 
     Raises:
-        DataError: there is no such source, or no document in it.
+        DataError: there is no such source, or no file that can be read.
     """
     data = Data.of(source)
     path = Path(data.source)

@@ -124,7 +124,8 @@ def _build(
 ) -> None:
     """Write the store of a corpus to ``draft``, and rename it to ``folder``."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
-    labelled = isinstance(next(iter(corpus)).text, Tokens)
+    if (first := next(iter(corpus), None)) is None:
+        raise DataError(f"{corpus.source} holds no document; choose another data.source")
     encode, limit = _encoder(tokenizer, vocabulary), data.max_train_tokens or math.inf
     try:
         with StoreWriter(draft, vocabulary) as files:
@@ -139,7 +140,7 @@ def _build(
                     on_progress(counts["documents"], counts["tokens"], max(done) or None)
                 if counts["tokens"] >= limit:
                     break
-            files.finish(fingerprint=folder.name, source=corpus.source, labelled=labelled)
+            files.finish(fingerprint=folder.name, source=corpus.source, labelled=isinstance(first.text, Tokens))
         draft.rename(folder)
         sync_folder(folder.parent)
     except (DataError, OSError):

@@ -129,6 +129,11 @@ class TestCache:
         assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
         assert built(cache) == [stores[0].fingerprint]
 
+    def test_a_source_without_a_document_is_refused(self, cache, tokenizer, tmp_path):
+        (tmp_path / "empty.jsonl").write_text("\n\n")
+        with pytest.raises(DataError, match=r"empty\.jsonl"):
+            build_token_store(tmp_path / "empty.jsonl", tokenizer, cache=cache)
+
     def test_a_full_disk_leaves_nothing(self, corpus, cache, tokenizer, monkeypatch):
         def full(folder, names):
             raise OSError(28, "No space left on device")

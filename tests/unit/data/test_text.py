@@ -180,7 +180,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "data", "place"),
         [
-            ("c.jsonl", b"\n\n", ""),
             ("table.csv", b"a,b", ""),
             ("latin.txt", b"caf\xe9 au lait", "byte 3"),
             ("c.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "line 2"),
