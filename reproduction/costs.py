@@ -61,7 +61,7 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
 
 
 def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
-    """The latest record in ``out/costs.jsonl`` of each arm and target, for this model and recipe."""
+    """Return the latest record in ``out/costs.jsonl`` of each arm and target, for this model and recipe."""
     key = _key(recipe, original)
     records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord) and r.key == key]
     return list({(r.arm, r.target): r for r in records}.values())
@@ -118,7 +118,7 @@ def most_held() -> int:
 
 
 def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[int], None]:
-    """A function that takes one optimizer step on a fresh model, as ``training.trainer`` does."""
+    """Return a function that takes one optimizer step on a fresh model, as ``training.trainer`` does."""
     device = default_device()
     config = load_config(recipe.model)
     extension = plan_extension(
@@ -148,12 +148,12 @@ def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[
 
 
 def costs_markdown(records: Sequence[CostRecord]) -> str:
-    """Step time and peak memory by target, ours and the paper's."""
+    """Return tables of step time and peak memory by target, ours and the paper's."""
     by = {(r.arm, r.target): r for r in records}
     targets, arms = sorted({r.target for r in records}), list(dict.fromkeys(r.arm for r in records))
     lengths = [format_length(target) for target in targets]
     columns: dict[str, Callable[[CostRecord], str]] = {
-        "seconds a step": lambda r: f"{step_time(r):.3f}",
+        "seconds a step": lambda r: f"{statistics.median(r.step_seconds):.3f}",
         "peak memory, MiB": lambda r: f"{r.peak_bytes / 2**20:,.0f}",
     }
     setup = (
@@ -171,22 +171,14 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
     return "\n\n".join(parts)
 
 
-def step_time(record: CostRecord) -> float:
-    """Median over the steps, in seconds."""
-    return statistics.median(record.step_seconds)
-
-
 def by_round(seconds: Sequence[Sequence[float]]) -> np.ndarray:
-    """The time of each step over the mean of its round [targets, rounds].
-
-    Targets take turns, so what slows the machine down for a while slows whole rounds down and cancels.
-    """
+    """Divide step times [targets, rounds] by the mean of their round; what slows a whole round down cancels."""
     times = np.array(seconds)
     return times / times.mean(axis=0)
 
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
-    """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
+    """Judge whether PoSE's step time and peak memory are the same at every target, to two per cent."""
     pose = [r for r in records if r.arm == "pose"]
     same = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
     if len(pose) < len(FACTORS):
