@@ -89,8 +89,8 @@ def build_token_store(
     data = Data.of(source)
     corpus = open_corpus(data)
     if corpus.unread:
-        some = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
-        on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
+        names = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
+        on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {names}")
     template = getattr(tokenizer, "chat_template", None)
     key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_train_tokens]
     fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()

@@ -20,7 +20,7 @@ Needles keep their numbers at every length. A length that is too short for what 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 from zlib import crc32
 
 from skipwise.data.prompts import Room, longest_prompt
@@ -30,9 +30,6 @@ from skipwise.data.ruler.sources import RulerData as RulerData
 from skipwise.data.ruler.sources import read_ruler_data as read_ruler_data
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,7 @@ def canonical(name: str) -> str:
     return ":".join([name.partition(":")[0], *([",".join(changed)] if changed else [])])
 
 
-def ruler_prompt(
-    tokenizer: "PreTrainedTokenizerBase", task: str, length: int, seed: int, trial: int, data: RulerData
-) -> RulerPrompt:
+def ruler_prompt(tokenizer: Any, task: str, length: int, seed: int, trial: int, data: RulerData) -> RulerPrompt:
     """Draw the longest prompt of a task that fits ``length`` tokens together with the task's ``answer_tokens``.
 
     It is a function of the seed, the task, the length and the trial, equal on every machine with the same tokenizer and

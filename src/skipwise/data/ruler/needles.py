@@ -51,11 +51,10 @@ def forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queri
             f"{keys} keys with {values} values each are {needles} needles, but RULER has {len(_DEPTHS)} places; "
             "choose fewer keys, values or queries"
         )
-    essay = kinds.haystack == "essay"
-    counts = {"keys": keys, "values": values, "queries": queries}
-    draw = partial(draw_needles, request.seed, kinds=kinds, data=request.data, **counts)
-    real_data = request.data.real_essays or not essay
-    return [Form(draw, request.units(1 if essay else needles), _UNIT_TOKENS[kinds.haystack], real_data)]
+    essay, data = kinds.haystack == "essay", request.data
+    draw = partial(draw_needles, request.seed, kinds=kinds, data=data, keys=keys, values=values, queries=queries)
+    units = request.units(1 if essay else needles)
+    return [Form(draw, units, _UNIT_TOKENS[kinds.haystack], data.real_essays or not essay)]
 
 
 def draw_needles(

@@ -14,13 +14,10 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from skipwise.data.text import shipped_text
 from skipwise.errors import DataError, RecipeError, pip_install, reason
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 QUESTION_FILES = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 _ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
@@ -44,7 +41,7 @@ class Drawn:
 class PromptRequest:
     """A request for one prompt."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Any  # the model's
     length: int  # tokens of the prompt and its answer
     seed: int  # of 32 bits: Python's generator and numpy's are both seeded with it, as RULER seeds them
     trial: int
