@@ -1,8 +1,8 @@
 """Small bases besides the embedded model, trained here once on the recipe's text: the paper's other families in miniature.
 
-Stock classes: GPT-J as Phi, whose block is the same (attention beside the feed-forward layer, LayerNorm, a quarter of each
+Stock classes: GPT-J as Phi, with the same block (attention parallel to the feed-forward layer, LayerNorm, a quarter of each
 head rotated); LLaMA2 and Baichuan2 as Llama with a window twice as long, Baichuan2 with its own output head. The embedded
-model stands for LLaMA.
+model represents LLaMA.
 """
 
 import os

@@ -21,7 +21,7 @@ Judged = tuple[bool, str] | None  # whether the claim holds, and its worst place
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what was measured of it."""
+    """A claim and its verdict."""
 
     rule: str  # the claim in words
     holds: bool | None = None  # None where it was not measured

@@ -72,7 +72,7 @@ def _key(recipe: Recipe, original: int) -> str:
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Call ``function`` in a process of its own, whose memory holds nothing else."""
+    """Call ``function`` in a new process, with nothing else in its memory."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args).result()

@@ -1,5 +1,4 @@
-"""The chance that an example trains each relative distance (the paper's Figures 5 and 6): the closed form of two chunks
-beside Monte Carlo, and both beside what the paper's figure shows."""
+"""The chance that an example trains each relative distance (the paper's Figures 5 and 6): closed form, Monte Carlo and figure."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """What each exhibit compares, what the paper reports for it, and which of its claims are tested.
 
 An exhibit is a table: rows (variants of one recipe), measured alike in blocks, and the paper's claims as rules. ``runs.py``
-makes run folders of it.
+makes its run folders.
 """
 
 from collections.abc import Mapping
@@ -52,10 +52,10 @@ class Exhibit:
     blocks: tuple[Block, ...] = ()
     rows: Mapping[str, Row] = field(default_factory=dict)  # by label
     claims: tuple[Claim, ...] = ()
-    seeds: int = 1  # of the trained rows, where the command says no number
+    seeds: int = 1  # of the trained rows; default of the command
     segments: Literal["original", "target"] | None = None  # the length at which loss by position is measured
     by_step: bool = False  # perplexity is measured during training too
-    passkey: tuple[int, ...] = ()  # lengths at which 50 passkeys are asked for
+    passkey: tuple[int, ...] = ()  # lengths of 50 passkey prompts each
     stride: int = 0  # of the windows; default: half the original length
     documents: int = 0  # the largest number of each text; default: the recipe's
     show: Literal["perplexity", "passkey", "costs", "curves", "ability", "coverage"] = "perplexity"

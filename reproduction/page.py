@@ -1,6 +1,6 @@
 """The scores of a reproduction -> pages in Markdown: a scoreboard, and a page for each exhibit.
 
-PAGES/<exhibit>.md   verdicts, figures, tables with the paper's numbers beside ours
+PAGES/<exhibit>.md   verdicts, figures, tables with the paper's numbers next to ours
 PAGES/figures/       SVG, and CSV of what is drawn
 INDEX                each claim with its verdict, how the miniature differs from the paper, what made the records
 """
@@ -52,7 +52,7 @@ these pages."""
 
 
 def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
-    """Write the pages of what is measured under ``out``, and say what is not: exhibits into ``folder``, and the ``index``."""
+    """Write the pages of the records under ``out``: exhibits into ``folder``, and the ``index``."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for name, runs in plans.items():

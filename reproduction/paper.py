@@ -1,7 +1,7 @@
-"""What the paper reports (PoSE, Zhu et al., ICLR 2024), by table: the numbers that ours stand beside.
+"""The paper's numbers (PoSE, Zhu et al., ICLR 2024), by table.
 
 Perplexities are of LLaMA-7B (window 2,048) at 1, 2, 4, 8, 16 times that window, by text; infinite where the paper
-says above 1,000. Values that its figures show were read off by eye.
+has more than 1,000. Values that its figures show were read off by eye.
 """
 
 GOVREPORT, PROOF_PILE = "GovReport", "Proof-pile"

@@ -52,7 +52,7 @@ SCALES = {
         {
             "LLaMA": ("huggyllama/llama-7b", 2048),
             "LLaMA2": ("meta-llama/Llama-2-7b-hf", 4096),
-            "GPT-J": ("models/gpt-j-6b", 2048),  # converted, as the recipes gptj-6b-16k and baichuan2-7b-16k say
+            "GPT-J": ("models/gpt-j-6b", 2048),  # converted, as for the recipes gptj-6b-16k and baichuan2-7b-16k
             "Baichuan2": ("models/baichuan2-7b", 4096),
         },
     ),

@@ -17,7 +17,7 @@ class Scores:
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # nats, by text and window
     reading: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # stride and documents of these
-    hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # passkeys found and asked for, by length
+    hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # passkeys found, and prompts, by length
     answers: dict[int, list[dict[int, bool]]] = field(default_factory=dict)  # whether each prompt was answered rightly
     segments: dict[tuple[str, int], list[list[ReadingRecord]]] = field(default_factory=dict)  # by text and length
     steps: dict[int, list[float]] = field(default_factory=dict)  # nats, by training step; a value a seed and text
@@ -42,7 +42,7 @@ class Scores:
         return {window: score for window, score in scores.items() if score}
 
     def share_found(self, length: int) -> float:
-        """The share of passkeys found at a prompt length that was asked, over all seeds."""
+        """Return the share of passkeys found at a prompt length, over all seeds."""
         hits, prompts = zip(*self.hits[length], strict=True)
         return sum(hits) / sum(prompts)
 

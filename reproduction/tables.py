@@ -193,13 +193,13 @@ def _step_table(rows: Rows) -> str:
 
 def _retrieval_table(exhibit: Exhibit, block: Block, rows: Rows) -> str:
     lengths = sorted({length for row in rows.values() for length in row.hits})
-    beside = exhibit.passkey if block.retrieved else ()
+    reported = exhibit.passkey if block.retrieved else ()
     lines = []
     for label, row in rows.items():
         shares = [_found(row.hits[n]) if n in row.hits else "–" for n in lengths]
-        published = block.retrieved.get(label, (None,) * len(beside))[: len(beside)]
+        published = block.retrieved.get(label, (None,) * len(reported))[: len(reported)]
         lines.append(_line(label, shares, [share or "–" for share in published]))
-    return markdown_table(["passkeys found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)], lines)
+    return markdown_table(["passkeys found", *map(format_length, lengths), *(f"paper {n}x" for n in reported)], lines)
 
 
 def _found(hits: Sequence[tuple[int, int]]) -> str:

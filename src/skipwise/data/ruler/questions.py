@@ -18,7 +18,7 @@ _TEMPLATE = (
     "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\n"
     "Question: {query} Answer:"
 )
-_ASKED = 500  # RULER asks the first 500 questions of a file; the others are spares
+_QUESTIONS = 500  # RULER asks the first 500 questions of a file; the others are spares
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,22 @@ def _read_squad(path: Path) -> Library:
         numbers = [number[paragraph["context"]] for paragraph in article]
         for paragraph, own in zip(article, numbers, strict=True):
             related = [other for other in numbers if other != own]
-            for asked in paragraph["qas"]:
-                answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
-                if answers and not asked["is_impossible"]:
-                    questions.append(Question(asked["question"], answers, [own], related))
+            for question in paragraph["qas"]:
+                answers = tuple(dict.fromkeys(answer["text"] for answer in question["answers"]))
+                if answers and not question["is_impossible"]:
+                    questions.append(Question(question["question"], answers, [own], related))
     return Library(questions, documents)
 
 
 def _read_hotpotqa(path: Path) -> Library:
     """Read the questions of HotpotQA, with ten documents each."""
     loaded = json.loads(path.read_bytes())
-    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked["context"]] for asked in loaded]
+    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in question["context"]] for question in loaded]
     documents = sorted({document for context in contexts for document in context})
     number = {document: i for i, document in enumerate(documents)}
     questions = [
-        Question(asked["question"], (asked["answer"],), [number[document] for document in context], [])
-        for asked, context in zip(loaded, contexts, strict=True)
+        Question(question["question"], (question["answer"],), [number[document] for document in context], [])
+        for question, context in zip(loaded, contexts, strict=True)
     ]
     return Library(questions, documents)
 
@@ -93,7 +93,7 @@ def forms(name: str, request: PromptRequest) -> list[Form]:
             request.units(len(library.questions[number].needed)),
             600.0,
         )
-        for number in range(request.trial % len(library.questions), len(library.questions), _ASKED)
+        for number in range(request.trial % len(library.questions), len(library.questions), _QUESTIONS)
     ]
 
 
