@@ -22,9 +22,8 @@ from transformers import PreTrainedModel
 from skipwise import load_config, load_model, load_tokenizer, plan_extension
 from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import tokenise
-from skipwise.evaluation.perplexity import sliding_scores
+from skipwise.evaluation.perplexity import position_buckets, sliding_scores
 from skipwise.evaluation.retrieval import retrieval_accuracy
-from skipwise.evaluation.windows import position_buckets
 from skipwise.method.interpolation import Rope, turns_of
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import pose

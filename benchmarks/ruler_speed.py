@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from rich.console import Console
 
 from skipwise.evaluation.plan import plan_prompts
 from skipwise.evaluation.retrieval import Question, answers
@@ -67,7 +66,7 @@ def main() -> None:
     print(
         f"| task, {asked.trials} prompts of {asked.length} | score | harness | skipwise | times |\n|---|---|---|---|---|"
     )
-    for prompts in plan_prompts(specification, found, tokenizer, Console()):
+    for prompts in plan_prompts(specification, found, tokenizer)[0]:
         questions = [prompts.ask(request)[0] for request in prompts.requests]
         began = time.perf_counter()
         ours = {answer.number: answer for answer in answers(model, tokenizer, questions, precision=asked.precision)}

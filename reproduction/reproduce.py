@@ -17,7 +17,7 @@ from reproduction.measured import SLIDING, asked_records, make
 from reproduction.page import write_pages
 from reproduction.runs import SCALES, ArmRun, distinct, plan_runs, require_text, require_undecided, seeds_in, select
 from skipwise.errors import one_of
-from skipwise.evaluation.measure import measuring_seconds, planned
+from skipwise.evaluation.evaluate import measuring_seconds, planned
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.precision import choose_precision, default_device

@@ -81,7 +81,7 @@ def evaluate(
 ) -> None:
     """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
-    from skipwise.evaluation.evaluate import evaluate, plan_models
+    from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.specification import doubled_windows, find_models, specify
     from skipwise.model.precision import choose_precision
     from skipwise.report.folder import read_folder
@@ -116,7 +116,7 @@ def evaluate(
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
-        other=only is None,
+        other_texts=only is None,
         tasks=[] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
         ruler_data=ruler_data,
         num_prompts=trials,
@@ -129,7 +129,7 @@ def evaluate(
     chosen = _benchmarks(benchmarks, data_dir, include_path, limit, longest)
     if dry_run:
         plan = plan_models(found, specification, console).only(part)
-        console.print(f"records: {plan.requests:,}; {plan.time(specification.precision)}", soft_wrap=True)
+        console.print(f"records: {plan.requests:,}; {time_here(plan)}", soft_wrap=True)
         return
     folder = evaluate(
         found,

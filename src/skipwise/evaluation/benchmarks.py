@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -26,7 +26,7 @@ from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest
-from skipwise.results.records import BenchmarkRecord, Record
+from skipwise.results.records import BenchmarkRecord, Results
 from skipwise.results.scores import PAPER
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -126,15 +126,8 @@ class Benchmarks:
                 tasks[task, (own or 0) if fewshot is None else fewshot] = data_of(task, config, self.data_dir)
         return manager, tasks
 
-    def run(
-        self,
-        model: EvaluatedModel,
-        precision: str,
-        known: Iterable[Record],
-        keep: Callable[..., None],
-        console: Console,
-    ) -> None:
-        """Run the tasks without records in ``known``; pass the records of each finished task to ``keep``."""
+    def run(self, model: EvaluatedModel, precision: str, results: Results, console: Console) -> None:
+        """Run the tasks without records in ``results``; append the records of each finished task."""
         target = self.target or model.target
         about: dict[str, Any] = {
             "arm": model.label,
@@ -145,7 +138,7 @@ class Benchmarks:
             "harness": version("lm-eval"),
         }
         made: dict[tuple[str, int], dict[str, int]] = {}  # by task its recorded metrics, with their number
-        for record in known:
+        for record in results.records:
             if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
                 made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
         manager, tasks = self.found
@@ -157,10 +150,12 @@ class Benchmarks:
             wrapped = wrapped or HarnessModel.load(model, target, precision)
             console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
             began = time.perf_counter()
-            results = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
+            scores = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
             seconds = round(time.perf_counter() - began, 3)
-            records = _records(results, task, {**about, "fewshot": fewshot, "seconds": seconds})
-            keep(*(record for record in records if record.metric not in before))  # a kill came between two metrics
+            records = _records(scores, task, {**about, "fewshot": fewshot, "seconds": seconds})
+            results.append(
+                *(record for record in records if record.metric not in before)
+            )  # a kill came between two metrics
 
 
 def _manager(names: Sequence[str], include_path: Path | None) -> TaskManager:

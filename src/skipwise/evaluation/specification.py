@@ -1,10 +1,10 @@
 """What is measured: the models, and the recipe's section ``evaluation`` with its defaults resolved."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -14,8 +14,7 @@ from skipwise.data import ruler
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.data.text import other_source
 from skipwise.errors import ModelError, RecipeError, counted, one_of, reason
-from skipwise.evaluation.texts import EvaluationText
-from skipwise.evaluation.windows import sliding_windows
+from skipwise.evaluation.perplexity import sliding_windows
 from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_model
@@ -33,6 +32,9 @@ from skipwise.results.statistics import (
     smallest_difference,
     wilson_interval,
 )
+
+if TYPE_CHECKING:
+    from skipwise.evaluation.texts import EvaluationText
 
 RULER = "ruler:"  # prefix of RULER's tasks
 
@@ -195,8 +197,8 @@ class Specification(Evaluation):
         texts = [{"source": text.source, **text.reading} for text in self.texts]
         return self.model_dump(mode="json", exclude=unused) | {"texts": texts}
 
-    def warnings(self, models: Sequence[EvaluatedModel], texts: Sequence[EvaluationText] = ()) -> Iterator[str]:
-        """Yield what these settings cannot show, and lengths beyond a model's target."""
+    def warnings(self, targets: Collection[int], texts: Sequence["EvaluationText"]) -> Iterator[str]:
+        """Yield what these settings cannot show, and lengths beyond the models' target lengths."""
         trials = self.num_prompts
         if "passkey" in self.tasks and wilson_interval(trials, trials)[0] < FOUND:
             yield (
@@ -208,9 +210,9 @@ class Specification(Evaluation):
                 f"one document cannot show an effective length; give two or more with {texts[0].windows[-1]:,} tokens"
             )
         longest = max((*self.windows, *self.prompt_lengths, *self.segment_lengths), default=0)
-        for model in models:
-            if not model.control and longest > model.target:
-                yield f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond"
+        for target in sorted(targets):
+            if longest > target:
+                yield f"a model for {target:,} tokens is expected to fail at {longest:,}"
 
     @property
     def power(self) -> str:

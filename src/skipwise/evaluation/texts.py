@@ -13,10 +13,13 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.store import TokenStore, split_by_name
+from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.text import KINDS, Document, shipped_text
-from skipwise.data.tokenising import text_encoder
+from skipwise.data.tokenising import text_encoder, tokenise
 from skipwise.errors import DataError, RecipeError, counted
+from skipwise.evaluation.specification import Specification
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
@@ -50,18 +53,69 @@ class EvaluationText:
     def digest(self) -> str:
         """SHA-256 in hex of the documents' names and tokens."""
         digest = hashlib.sha256()
-        for one in self.documents:
-            digest.update(one.document.encode() + b"\0" + np.asarray(one.tokens, dtype=np.int64).tobytes())
+        for segment in self.documents:
+            digest.update(segment.document.encode() + b"\0" + np.asarray(segment.tokens, dtype=np.int64).tobytes())
         return digest.hexdigest()
 
     @property
     def described(self) -> str:
         """Documents and tokens in one sentence."""
-        names = [one.document for one in self.documents]
+        names = [segment.document for segment in self.documents]
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        lengths = [len(one.tokens) for one in self.documents]
+        lengths = [len(segment.tokens) for segment in self.documents]
         tokens = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[-1]:,} to {lengths[0]:,}"
         return f"{self.source}: reading {counted(len(names), 'document')} ({shown}), {tokens} tokens of each"
+
+
+def read_texts(
+    specification: Specification,
+    name: str,
+    origins: Sequence[Origin],
+    console: Console,
+    stores: dict[str, TokenStore] | None = None,
+) -> list[EvaluationText]:
+    """Tokenise the texts for model ``name``, and choose the documents that are read of each.
+
+    ``origins`` have the documents that models were trained on; these are not read. ``stores`` are token stores by source;
+    new ones are added.
+    """
+    if not specification.documents:
+        return []
+    tokenizer, config = load_tokenizer(name), load_config(name)
+    texts, stores = [], {} if stores is None else stores
+    for text in specification.texts:
+        if text.source not in stores:
+            stores[text.source] = tokenise(text, tokenizer, console)
+        store = stores[text.source]
+        check_vocabulary(store, config.get_text_config().vocab_size)
+        among = fair_documents(store, text, origins, console)
+        windows = filled_windows(store, among, specification.windows, console)
+        limit = specification.tokens_read(windows[-1])
+        documents = longest_documents(store, among, at_least=windows[-1], most=specification.documents, limit=limit)
+        segments = {
+            length: spread_segments(store, among, length, specification.segments)
+            for length in specification.segment_lengths
+        }
+        texts.append(EvaluationText(text.source, documents, windows, segments, store.fingerprint))
+        console.print(texts[-1].described, soft_wrap=True)
+    return texts
+
+
+def far_segments(specification: Specification, stores: dict[str, TokenStore], origin: Origin) -> list[Segment]:
+    """Return segments of the target length of the first text, by which training steps are compared.
+
+    Raises:
+        DataError: no document is that long.
+    """
+    first, target = specification.texts[0], specification.target
+    store = stores[first.source]
+    among = fair_documents(store, first, [origin], Console(quiet=True))
+    if not (far := spread_segments(store, among, target, specification.segments)):
+        raise DataError(
+            f"evaluation.save_best=true needs documents of the target length, and {first.source} has none of {target:,} tokens; "
+            "give longer text by evaluation.source, or set evaluation.save_best=false"
+        )
+    return far
 
 
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.data.prompts import answer_ids
-from skipwise.evaluation.perplexity import inference, not_finite, sliding_scores
-from skipwise.evaluation.windows import position_buckets
+from skipwise.evaluation.perplexity import inference, not_finite, position_buckets, sliding_scores
 
 _CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved
 _PROMPTS, _PROMPT = 6, 512  # passkey prompts; tokens of one, at most the original window

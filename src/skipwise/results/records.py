@@ -229,19 +229,19 @@ def read_records(path: Path) -> list[Record]:
     return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
-def require_results(path: Path) -> None:
-    """Require, before any work, that records can be appended to ``path``; its folder is made.
+class Results:
+    """``results.jsonl`` of one folder: read once, and appended to by this process."""
 
-    Raises:
-        OSError: the file is not writable.
-        RunError: a line is not a record.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    existed = path.exists()
-    open(path, "ab").close()
-    if not existed:
-        path.unlink()  # a measurement that fails leaves no empty file
-    read_records(path)
+    def __init__(self, path: Path) -> None:
+        self.path, self.records = path, read_records(path)
+        self.keys = {record.key for record in self.records if isinstance(record, Measured)}
+
+    def append(self, *records: Record) -> None:
+        """Append records on the disk and here."""
+        if records:
+            append_record(self.path, *records)
+        self.records += records
+        self.keys |= {record.key for record in records if isinstance(record, Measured)}
 
 
 def _drop_torn_line(path: Path) -> None:
