@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from skipwise.errors import EvaluationError, RecipeError
-from skipwise.evaluation import server as server_module
 from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, find_models
@@ -47,8 +46,7 @@ def served():
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    monkeypatch.setattr(server_module, "_WAITS", (0.0, 0.0))
+def _without_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
