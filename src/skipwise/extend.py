@@ -78,7 +78,14 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         del model  # memory for the models that are measured
     _record_coverage(prepared, results)
     measure(evaluation.plan_trained(run.model), results, console)
-    _report(prepared, run, console)
+    write_page([run.path])
+    measured = read_folder(run.path)
+    write_run_card(run, measured, prepared.recipe, prepared.extension)
+    with one_run(run):
+        log_results(reported_to(prepared.recipe.training), run, measured, console)
+    console.print(summary_table(measured))
+    console.print(f"report: {run.report}")
+    console.print(f"model:  {run.model}")
     return run
 
 
@@ -157,15 +164,3 @@ def _record_coverage(prepared: PreparedRun, results: Results) -> None:
     curves = [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
     known = {record.label for record in results.records if isinstance(record, CoverageRecord)}
     results.append(*(record for record in curves if record.label not in known))
-
-
-def _report(prepared: PreparedRun, run: RunFolder, console: Console) -> None:
-    """Write the page and the model card, log the results to the recipe's trackers, and print the summary."""
-    write_page([run.path])
-    measured = read_folder(run.path)
-    write_run_card(run, measured, prepared.recipe, prepared.extension)
-    with one_run(run):
-        log_results(reported_to(prepared.recipe.training), run, measured, console)
-    console.print(summary_table(measured))
-    console.print(f"report: {run.report}")
-    console.print(f"model:  {run.model}")

@@ -137,25 +137,21 @@ class Benchmarks:
             "precision": precision,
             "harness": version("lm-eval"),
         }
-        made: dict[tuple[str, int], dict[str, int]] = {}  # by task its recorded metrics, with their number
-        for record in results.records:
-            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
-                made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
+        known = [r for r in results.records if isinstance(r, BenchmarkRecord)]
+        known = [r for r in known if all(getattr(r, name) == value for name, value in about.items())]
         manager, tasks = self.found
         wrapped = None
         for (task, fewshot), changes in tasks.items():
-            before = made.get((task, fewshot), {})
-            if before and len(before) >= max(before.values()):
+            made = {r.metric: r.metrics for r in known if (r.task, r.fewshot) == (task, fewshot)}
+            if made and len(made) >= max(made.values()):
                 continue
             wrapped = wrapped or HarnessModel.load(model, target, precision)
             console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
             began = time.perf_counter()
             scores = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
-            seconds = round(time.perf_counter() - began, 3)
-            records = _records(scores, task, {**about, "fewshot": fewshot, "seconds": seconds})
-            results.append(
-                *(record for record in records if record.metric not in before)
-            )  # a kill came between two metrics
+            about |= {"fewshot": fewshot, "seconds": round(time.perf_counter() - began, 3)}
+            # A kill may have come between two metrics.
+            results.append(*(r for r in _records(scores, task, about) if r.key not in results.keys))
 
 
 def _manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -228,7 +224,7 @@ def _run_task(
     # lm-eval takes changed settings from members of a group only.
     task: Any = {"group": f"{name} of skipwise", "task": [{"task": name, **changes}]} if changes else name
     try:
-        results: dict[str, Any] = lm_eval.simple_evaluate(
+        return lm_eval.simple_evaluate(
             model=model, tasks=[task], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
         )
     except Exception as error:  # of the task's data, templates or packages
@@ -238,7 +234,6 @@ def _run_task(
             f"task {name} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
             "it out. Finished tasks are kept"
         ) from error
-    return results
 
 
 def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:

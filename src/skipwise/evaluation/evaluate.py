@@ -4,11 +4,11 @@
 has a record, by its key, is not measured again.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +36,7 @@ from skipwise.evaluation.plan import (
     plan_subjects,
 )
 from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, specification_of
-from skipwise.evaluation.texts import (
-    EvaluationText,
-    Segment,
-    far_segments,
-    longest_segment,
-    most_segments,
-    other_text,
-    read_texts,
-)
+from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segments, other_text, read_texts
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
 from skipwise.model.extension import Extension, extension_of
@@ -206,7 +198,6 @@ class RunEvaluation:
 
     recipe: Recipe
     plan: Plan  # of the arms, without the fingerprints of their weights
-    far: list[Segment]  # of the target length, to compare training steps; empty if the last step is kept
 
     @property
     def specification(self) -> Specification:
@@ -256,7 +247,7 @@ class RunEvaluation:
     def step_batches(self, step: int) -> list[Readings]:
         """Plan the model at a training step: the first text at the longest window, and the far segments."""
         rule, first = self.specification, self.texts[0]
-        text = replace(first, segments={rule.target: self.far})
+        text = replace(first, segments={rule.target: first.far})
         model = EvaluatedModel(self.recipe.arm, "", rule.original, rule.target)
         return [
             replace(batch, requests=[replace(request, step=step) for request in batch.requests])
@@ -265,8 +256,6 @@ class RunEvaluation:
 
     def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
         """Return the mean loss in nats beyond the original window, over the far segments, by training step."""
-        if not self.far:
-            return {}
         segments: dict[int, dict[str, ReadingRecord]] = {}  # by key: after a kill one may be there twice
         for record in records:
             if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
@@ -274,7 +263,7 @@ class RunEvaluation:
         return {
             step: loss(list(read.values()), self.specification.original).mean
             for step, read in segments.items()
-            if len(read) == len(self.far)  # a kill may leave a part of a step's records
+            if len(read) == len(self.texts[0].far)  # a kill may leave a part of a step's records
         }
 
 
@@ -297,9 +286,7 @@ def plan_evaluation(
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
-    stores = {recipe.data.source: store}
-    texts = read_texts(specification, recipe.model, [origin], console, stores)
-    far = far_segments(specification, stores, origin) if recipe.evaluation.save_best else []
+    texts = read_texts(specification, recipe.model, [origin], console, {recipe.data.source: store})
     other = [other_text(tokenizer, original, [origin], console)] if specification.other_texts else []
     subjects = [
         Subject(
@@ -317,40 +304,41 @@ def plan_evaluation(
         )
         for arm in specification.models
     ]
-    return RunEvaluation(recipe, plan_subjects(specification, subjects, console, required=True), far)
+    return RunEvaluation(recipe, plan_subjects(specification, subjects, console, required=True))
 
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
-    rule, arms = specification_of(recipe, original, target, "float32"), recipe.evaluation.models
-    document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(arms) * len(rule.texts)
-    readings = {length: texts * rule.documents for length in rule.windows}
-    if "original" in arms and original <= rule.windows[-1]:
-        readings.setdefault(original, len(rule.texts) * rule.documents)
-    if steps := len(recipe.measured_steps):  # of the first text
-        readings[rule.windows[-1]] += steps * rule.documents
+    rule, arms, steps = (
+        specification_of(recipe, original, target, "float32"),
+        recipe.evaluation.models,
+        recipe.measured_steps,
+    )
+    document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(rule.texts)
+    readings = Counter({length: len(arms) * texts * rule.documents for length in rule.windows})
+    if "original" in arms and original <= rule.windows[-1] and original not in readings:
+        readings[original] = texts * rule.documents
+    readings[rule.windows[-1]] += len(steps) * rule.documents
     for length, documents in readings.items():
         yield Workload("windows", length, documents * fed_tokens([document], length, rule.stride_of(length)))
-    segments = {length: texts for length in rule.segment_lengths}
-    if steps and rule.save_best:
-        segments[target] = segments.get(target, 0) + steps
-    for length, times in segments.items():
-        yield Workload("windows", length, times * rule.segments * length)
-    if rule.other_texts and (readers := len({*arms} - {"untrained"})):
+    segments = Counter({length: len(arms) * texts * rule.segments for length in rule.segment_lengths})
+    if rule.save_best:
+        segments[target] += len(steps) * rule.segments
+    if rule.other_texts:
         length = longest_segment(original)
-        yield Workload("windows", length, readers * len(KINDS) * most_segments(length) * length)
-    for task in rule.tasks:
-        for length in rule.prompt_lengths:
-            yield Workload(f"{task} prompts", length, len(arms) * rule.num_prompts * length, scored=False)
+        segments[length] += len({*arms} - {"untrained"}) * len(KINDS) * most_segments(length)
+    for length, number in segments.items():
+        yield Workload("windows", length, number * length)
+    for task, length in product(rule.tasks, rule.prompt_lengths):
+        yield Workload(f"{task} prompts", length, len(arms) * rule.num_prompts * length, scored=False)
 
 
 def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed) -> dict[str, float]:
     """Return the seconds of reading, by kind and length; shared prefixes and the decoding of answers are not counted."""
-    seconds: dict[str, float] = {}
+    seconds = defaultdict[str, float](float)
     for part in parts:
         linear, attention = cost.of_token(part.length, scored=part.scored)
-        each = linear / speed.linear + attention / speed.attention
-        seconds[str(part)] = seconds.get(str(part), 0.0) + part.tokens * each
+        seconds[str(part)] += part.tokens * (linear / speed.linear + attention / speed.attention)
     return seconds
 
 
@@ -362,11 +350,12 @@ def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: 
 
 def time_here(plan: Plan) -> str:
     """Return how long a plan takes on this machine, without benchmarks, as a phrase."""
-    seconds: Counter[str] = Counter()
-    precision = plan.specification.precision
+    seconds = defaultdict[str, float](float)
     for subject, batches in zip(plan.subjects, plan.batches, strict=True):
-        seconds.update(seconds_here(batches, load_config(subject.model.name), precision))
-    return time_of(dict(seconds))
+        config = load_config(subject.model.name)
+        for part, each in seconds_here(batches, config, plan.specification.precision).items():
+            seconds[part] += each
+    return time_of(seconds)
 
 
 def time_of(seconds: dict[str, float]) -> str:
@@ -401,17 +390,14 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
         raise EvaluationError(text)
 
 
-def too_long(parts: Iterable[Workload], config: PretrainedConfig, itemsize: int, weights: float, memory: float) -> str:
+def too_long(parts: Sequence[Workload], config: PretrainedConfig, itemsize: int, weights: float, memory: float) -> str:
     """Return which length certainly exceeds ``memory`` bytes next to ``weights`` bytes; empty if none."""
-    longest = {part.scored: part for part in sorted(parts, key=lambda part: part.length)}
-    each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in longest}
-    needed = {scored: weights + part.length * each[scored] for scored, part in longest.items()}
-    if not needed or max(needed.values()) <= memory:
+    each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in {part.scored for part in parts}}
+    part = max(parts, key=lambda part: part.length * each[part.scored], default=None)
+    if part is None or (needed := weights + part.length * each[part.scored]) <= memory:
         return ""
-    scored = max(needed, key=lambda scored: needed[scored])
-    most = int(max(0, memory - weights) // each[scored])
-    setting = "evaluation.windows and segment_lengths" if scored else "evaluation.prompt_lengths"
+    most = int(max(0, memory - weights) // each[part.scored])
     return (
-        f"{longest[scored]} take {needed[scored] / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} "
-        f"tokens may fit. Lower {setting} (--lengths), or use a larger GPU"
+        f"{part} take {needed / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} tokens may fit. Lower "
+        f"{'evaluation.windows' if part.scored else 'evaluation.prompt_lengths'} (--lengths), or use a larger GPU"
     )

@@ -234,7 +234,7 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
             console.print(
                 f"{model.label} reads other tokens than {models[0].label}: perplexities do not compare", style="yellow"
             )
-    if specification.power:
+    if specification.tasks:
         console.print(specification.power, soft_wrap=True)
     return plan_subjects(specification, [*subjects.values()], console)
 
@@ -328,7 +328,8 @@ def _first_request(
     Raises:
         TooShortError: the task has no prompt of so few tokens.
     """
-    how, precision = specification, specification.prompt_precision
+    how = specification
+    precision = how.precision if how.server is None else f"chosen by {how.server}"  # it does not state its own
     if not is_ruler(task):
         _require_room(
             lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.num_prompts

@@ -89,7 +89,7 @@ class Reader:
 
         The draft is read with the prompt, as in speculative decoding (Leviathan et al., 2023).
         """
-        common = self._common(prompt)
+        common = agreeing(self._ids, prompt[:-1])  # at least one id is left to read
         self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
         agreed = agreeing(draft, likeliest)
@@ -109,10 +109,6 @@ class Reader:
         cached: Any = self._cache.layers  # of full attention, since the cache can be cropped
         layers = [(layer.keys[:, :, :tokens].clone(), layer.values[:, :, :tokens].clone()) for layer in cached]
         return Begun(list(written), most, finished, layers)
-
-    def _common(self, prompt: list[int]) -> int:
-        """Return the length of the cached prefix of ``prompt``; at least one id is left to read."""
-        return agreeing(self._ids, prompt[:-1])
 
     def _go_back(self, tokens: int) -> None:
         """Crop the cache to its first ``tokens``, or empty it if it cannot be cropped."""

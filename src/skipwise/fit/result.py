@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
@@ -20,6 +19,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.recipes.loading import to_text
 from skipwise.report.canvas import ARM_LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.report.page import render
 from skipwise.results.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Candidate:
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """The config's ``rope_parameters``."""
-        one = self.extension
-        return rope_parameters(one.interpolation, one.rope, one.factor, one.settings)
+        chosen = self.extension
+        return rope_parameters(chosen.interpolation, chosen.rope, chosen.factor, chosen.settings)
 
 
 @dataclass
@@ -85,9 +85,8 @@ class Fit:
         """
         if one.score.places is None:
             return math.inf
-        return self._mean(one.score.places, self.original, self.dense) + max(
-            0.0, one.score.harm(self.dense) - _HARMLESS
-        )
+        harm = max(0.0, one.score.harm(self.dense) - _HARMLESS)
+        return self._mean(one.score.places, self.original, self.dense) + harm
 
     @property
     def published(self) -> Candidate:
@@ -144,10 +143,9 @@ class Fit:
         for one in self.shown():
             excess, answers = self.excess(one), [loss for skip, loss in (one.score.answers or {}).items() if skip]
             places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
-            cells = [*places, max(one.score.skipped.values())]
-            told = ["-" if cell is None else f"{cell:+.2f}" for cell in cells]
+            cells = ["-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(one.score.skipped.values()))]
             star = " *" if one is self.best else ""
-            rows.append([one.role + star, *told, f"{np.mean(answers):.2f}" if answers else "-"])
+            rows.append([one.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
         return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
 
     def write(self, folder: Path) -> None:
@@ -164,9 +162,7 @@ class Fit:
         before = read_fit(folder / FILE)
         for key in _REQUEST:
             if (was := getattr(before, key)) != (now := getattr(self, key)):
-                if key == "text":
-                    raise RunError(f"{folder} holds a fit on other text ({before.data}); give another --out")
-                raise RunError(f"{folder} holds a fit with {key} = {was!r}, now it is {now!r}; give another --out")
+                raise RunError(f"{folder} holds a fit with {key} {was!r}, now it is {now!r}; give another --out")
         return before
 
     def _mean(self, places: dict[int, float], begin: int, end: int) -> float:
@@ -182,27 +178,23 @@ def read_fit(path: Path) -> Fit:
     """Read ``fit.json``.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: it is damaged.
     """
     try:
         return _FITS.validate_python(read_json(path))
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be read ({error.strerror}); give the fit.json that skipwise fit wrote"
-        ) from error
     except ValueError as error:
         raise RunError(
             f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out"
         ) from error
 
 
-_LOOKS = dict(
-    zip(
-        (PUBLISHED, "fitted", "power, no search", "NTK", "YaRN, fitted"),
-        ("untrained", "pose", "cream", "randpos", "full_length"),
-        strict=True,
-    )
-)
+_LOOKS = {
+    PUBLISHED: "untrained",
+    "fitted": "pose",
+    "power, no search": "cream",
+    "NTK": "randpos",
+    "YaRN, fitted": "full_length",
+}
 _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 
 
@@ -210,14 +202,8 @@ def write_fit_page(found: Fit, folder: Path) -> Path:
     """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
     figure = write(loss_plot(found), folder / "figures")
     head, rows = found.table()
-    environment = Environment(
-        loader=PackageLoader("skipwise", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("fit.html.j2").render(
+    page = render(
+        "fit.html.j2",
         name=Path(found.model).name,
         found=found,
         lengths=[format_length(found.original), format_length(found.target)],

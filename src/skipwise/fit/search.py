@@ -18,6 +18,8 @@ from scipy.optimize import minimize
 from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError, counted
+from skipwise.evaluation.evaluate import measuring_seconds
+from skipwise.evaluation.plan import Workload
 from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
@@ -47,6 +49,7 @@ _LAST = 0.15  # of these steps, the last
 _SEARCHED = 20  # candidates of the search, at most
 _PLAIN = 5  # candidates after the search, of what every engine serves, with the answers of all
 _MOST = _SEARCHED + 9  # with those that are always measured
+_SHARE, _LEAST = 0.1, 3.0  # of a run's training time for its fit; minutes
 
 
 def fit(
@@ -180,13 +183,12 @@ def _documents(
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
     """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
-
-    def of(tokens: float, length: int) -> float:
-        linear, attention = cost.of_token(length, scored=True)
-        return tokens * (linear / speed.linear + attention / speed.attention)
-
-    chunks = windows.chunks.size * (len(windows.skips) + 0.5)
-    return of(len(windows.documents) * windows.dense, windows.dense) + of(chunks, windows.chunks.shape[1])
+    chunks = int(windows.chunks.size * (len(windows.skips) + 0.5))
+    parts = [
+        Workload("windows", windows.dense, len(windows.documents) * windows.dense),
+        Workload("chunks", windows.chunks.shape[1], chunks),
+    ]
+    return sum(measuring_seconds(parts, cost, speed).values())
 
 
 def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> Windows:
@@ -212,13 +214,8 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
         digits = {key: float(f"{value:.4g}") for key, value in settings.items()}  # more do not change the loss
         return replace(template, interpolation=name, settings=RopeSettings(**digits))  # type: ignore[arg-type]
 
-    for role, name in (
-        (PUBLISHED, "yarn"),
-        ("power, no search", "power"),
-        ("NTK", "ntk"),
-        ("linear", "linear"),
-        ("none", "none"),
-    ):
+    roles = {"yarn": PUBLISHED, "power": "power, no search", "ntk": "NTK", "linear": "linear", "none": "none"}
+    for name, role in roles.items():
         measure(role, by(name))
     start = np.array([pair_of(rope, POWER_SLOW) / pairs, math.log(POWER), ATTENTION])
     worst = max(total for total in map(found.total, found.candidates) if total < math.inf) + 1
@@ -243,9 +240,6 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
     for beta_slow in (1.0, 2.0, 4.0) if slow < 2 else (1.0, slow):
         measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))
     measure("theta", by("theta", rope_theta=rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2)))
-
-
-_SHARE, _LEAST = 0.1, 3.0  # of the training's time; minutes
 
 
 def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> tuple[Recipe, Path | None]:

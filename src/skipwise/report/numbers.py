@@ -285,7 +285,7 @@ def _ruler_scores(data: ReportData, row: Row, scores: RulerScores) -> Iterator[N
     several = sum(row.judged for row in data.rows if row.ruler) > 1
     for task, length, _ in scores.means:
         measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _score, hub=hub)
-        value, prompts = scores.score(task, length), len(scores.prompts[task][length])
+        value, prompts = scores.average(length, [task]), len(scores.prompts[task][length])
         assert value is not None
         title = (
             f"{name} by task at {format_length(length)} in %{note}" if several else f"{name} by task in %: {row.model}"

@@ -56,8 +56,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     return page
 
 
-def _html(data: ReportData, figures: Sequence[Figure]) -> str:
-    folders = data.folders
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of ``assets``; a missing value is an error."""
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
         autoescape=True,
@@ -65,8 +65,14 @@ def _html(data: ReportData, figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template(template).render(**values)
+
+
+def _html(data: ReportData, figures: Sequence[Figure]) -> str:
+    folders = data.folders
     warnings = {folder.name: other_text_warning(folder) for folder in folders}
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         folders=folders,
         title=_title(data),
         unfinished=[folder.unfinished for folder in folders if folder.unfinished],

@@ -48,21 +48,16 @@ class RulerScores:
             for length, scores in sorted(lengths.items())
         )
 
-    def score(self, task: str, length: int) -> Interval | None:
-        """Return the mean score of a task; None if it was not measured at this length.
+    def tasks_at(self, lengths: Sequence[int]) -> list[str]:
+        """Return the tasks measured at each of some lengths."""
+        return [task for task, known in self.prompts.items() if set(lengths) <= set(known)]
+
+    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
+        """Return the mean over tasks of their mean scores; None without scores. Tasks have equally many prompts.
 
         The interval is Wilson's, with a partial score as part of a hit. It is at least as wide as needed: scores between 0
         and 1 vary less than hits and misses of the same mean.
         """
-        return self.average(length, [task])
-
-    def tasks_at(self, lengths: Iterable[int]) -> list[str]:
-        """Return the tasks measured at each of some lengths."""
-        wanted = set(lengths)
-        return [task for task, known in self.prompts.items() if wanted <= set(known)]
-
-    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
-        """Return the mean over tasks of their mean scores; None without tasks. Tasks have equally many prompts."""
         scores = [list(known.values()) for task in tasks if (known := self.prompts.get(task, {}).get(length))]
         if not scores:
             return None
@@ -243,26 +238,24 @@ class EffectiveLength:
 
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
-        return "; ".join(filter(None, [self._reads(original, target), self.base_fails]))
-
-    def _reads(self, original: int | None, target: int | None) -> str:
-        if self.claimed(original) is None:
-            return "Too little was measured for a verdict"
-        if not self.tokens:
-            return "Not extended: it fails the rule at the shortest length that was tested"
-        if self.tokens <= (original or 0):
-            if self.next or target == original:
-                return f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
-            return f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
         times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
-        if self.unknown:
-            return f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
-        reads = f"Reads {self.tokens:,} tokens{times}"
-        if not target or self.tokens >= target:
-            return reads
-        if self.next:
-            return f"{reads}, short of its target {target:,}"
-        return f"{reads}; more, up to its target {target:,}, was not measured"
+        if self.claimed(original) is None:
+            text = "Too little was measured for a verdict"
+        elif not self.tokens:
+            text = "Not extended: it fails the rule at the shortest length that was tested"
+        elif self.tokens <= (original or 0) and (self.next or target == original):
+            text = f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
+        elif self.tokens <= (original or 0):
+            text = f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
+        elif self.unknown:
+            text = f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
+        elif not target or self.tokens >= target:
+            text = f"Reads {self.tokens:,} tokens{times}"
+        elif self.next:
+            text = f"Reads {self.tokens:,} tokens{times}, short of its target {target:,}"
+        else:
+            text = f"Reads {self.tokens:,} tokens{times}; more, up to its target {target:,}, was not measured"
+        return "; ".join(filter(None, [text, self.base_fails]))
 
 
 def effective_length(

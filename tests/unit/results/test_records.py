@@ -79,20 +79,6 @@ def test_a_line_torn_anywhere_costs_that_record_alone(path: Path) -> None:
         assert read_records(path) == [TRAINING, READING]
 
 
-@pytest.mark.parametrize(("content", "records"), [("my notes", []), ("my notes\n", [TRAINING]), ('{"a": 1}\n', [])])
-def test_a_file_of_the_users_own_is_refused_and_left_unchanged(path: Path, content: str, records: list) -> None:
-    append_record(path, *records)
-    with open(path, "a") as file:
-        file.write(content)
-    before = path.read_bytes()
-    with pytest.raises(RunError):
-        read_records(path)
-    if not content.endswith("\n"):
-        with pytest.raises(RunError):
-            append_record(path, TRIAL)
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"kind": "unknown"}', '{"kind": "training", "step": "a"}'])
 def test_a_line_that_is_no_record_is_refused(path: Path, line: str) -> None:
     append_record(path, TRAINING)
