@@ -16,7 +16,7 @@ import torch
 
 from skipwise.evaluation.perplexity import inference
 from skipwise.evaluation.plan import plan_prompts
-from skipwise.evaluation.retrieval import Reader
+from skipwise.evaluation.retrieval import Reader, ask
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
@@ -43,7 +43,7 @@ def main() -> None:
     model = found.load(asked.precision)
     questions, labels = [], []
     for batch in plan_prompts(specification, found, tokenizer)[0]:
-        questions += [batch.ask(request)[0] for request in batch.requests]
+        questions += [ask(tokenizer, request, batch.data)[0] for request in batch.requests]
         labels += [f"{request.task} {request.length}" for request in batch.requests]
     bodies = [{"prompt": question.ids, "max_tokens": question.most} for question in questions]
     equal: Counter[str] = Counter()

@@ -21,7 +21,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
-from skipwise.errors import DataError, EvaluationError, RecipeError, SkipwiseError, nearest, out_of_memory, reason
+from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, reason
 from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import AUTOCAST, default_device
@@ -108,7 +108,7 @@ class Benchmarks:
     target: int | None = None  # tokens of a request, at most; None: the model's target length
 
     @cached_property
-    def found(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
+    def ready(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
         """The harness's manager, and by task and few-shot count the settings that locate its data.
 
         Raises:
@@ -139,7 +139,7 @@ class Benchmarks:
         }
         known = [r for r in results.records if isinstance(r, BenchmarkRecord)]
         known = [r for r in known if all(getattr(r, name) == value for name, value in about.items())]
-        manager, tasks = self.found
+        manager, tasks = self.ready
         wrapped = None
         for (task, fewshot), changes in tasks.items():
             made = {r.metric: r.metrics for r in known if (r.task, r.fewshot) == (task, fewshot)}
@@ -147,8 +147,17 @@ class Benchmarks:
                 continue
             wrapped = wrapped or HarnessModel.load(model, target, precision)
             console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
-            began = time.perf_counter()
-            scores = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
+            wrapped.task, began = task, time.perf_counter()
+            # lm-eval takes changed settings from members of a group only.
+            chosen: Any = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task
+            scores = lm_eval.simple_evaluate(
+                wrapped,
+                tasks=[chosen],
+                num_fewshot=fewshot,
+                limit=self.limit,
+                task_manager=manager,
+                log_samples=True,  # every question's scores
+            )
             about |= {"fewshot": fewshot, "seconds": round(time.perf_counter() - began, 3)}
             # A kill may have come between two metrics.
             results.append(*(r for r in _records(scores, task, about) if r.key not in results.keys))
@@ -214,26 +223,6 @@ def _subsets(folder: str) -> list[str]:
         return list(datasets.get_dataset_config_names(folder))
     except Exception:  # no data next to the card, or no card
         return []
-
-
-def _run_task(
-    model: HarnessModel, manager: TaskManager, name: str, fewshot: int, limit: int | None, changes: dict[str, Any]
-) -> dict[str, Any]:
-    """Run one task; return the results of ``lm_eval.simple_evaluate`` with every question's scores."""
-    model.task = name
-    # lm-eval takes changed settings from members of a group only.
-    task: Any = {"group": f"{name} of skipwise", "task": [{"task": name, **changes}]} if changes else name
-    try:
-        return lm_eval.simple_evaluate(
-            model=model, tasks=[task], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
-        )
-    except Exception as error:  # of the task's data, templates or packages
-        if isinstance(error, SkipwiseError) or out_of_memory(error):
-            raise
-        raise EvaluationError(
-            f"task {name} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
-            "it out. Finished tasks are kept"
-        ) from error
 
 
 def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:

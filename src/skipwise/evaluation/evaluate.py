@@ -83,7 +83,7 @@ def evaluate(
             f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
         )
     if benchmarks and shard[0] == 1:
-        _ = benchmarks.found  # refuses before any work
+        _ = benchmarks.ready  # refuses before any work
     if server:
         server.require_window(max(specification.prompt_lengths, default=0))
         console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
@@ -181,8 +181,6 @@ def explained_answers(
     label, length = batch.requests[0].arm, batch.workload.length
     try:
         yield from batch.answers(model, on_progress)
-    except EvaluationError as error:
-        raise EvaluationError(f"{label}: {error}") from error
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -267,11 +267,11 @@ def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
     done = 0
     # Target t is predicted at t - 1.
     for logits, wanted in logits_at(model, ids, range(context - 1, ids.shape[1] - 1)):
-        some = slice(done, done + wanted.shape[1])
-        done = some.stop
+        part = slice(done, done + wanted.shape[1])
+        done = part.stop
         loss = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none")
-        losses[:, some] = loss.view(wanted.shape)
-        hits[:, some] = logits.argmax(-1) == wanted
+        losses[:, part] = loss.view(wanted.shape)
+        hits[:, part] = logits.argmax(-1) == wanted
     return losses.double().cpu().numpy(), hits.cpu().numpy()
 
 
@@ -292,9 +292,9 @@ def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Itera
     size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
     slices = [places[first : first + size] for first in range(0, len(places), size)]
     with _layers_run_once(model) if len(slices) > 1 else nullcontext():
-        for some in slices:
-            logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
-            yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
+        for part in slices:
+            logits = model(**inputs, logits_to_keep=positions[part.start : part.stop]).logits
+            yield logits, ids[:, part.start + 1 : part.stop + 1].to(logits.device)
 
 
 def not_finite() -> EvaluationError:

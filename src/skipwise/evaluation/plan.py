@@ -6,9 +6,8 @@ prompts of one task and length.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, cycle, groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.errors import DataError, TooShortError
 from skipwise.evaluation.perplexity import fed_tokens, position_buckets, sliding_scores
-from skipwise.evaluation.retrieval import Question, answers, ask_number, ask_ruler, draw_prompt
+from skipwise.evaluation.retrieval import answers, ask, draw_prompt
 from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, assumed_length, is_ruler
 from skipwise.evaluation.texts import EvaluationText, Segment, longest_segment, other_text, read_texts
 from skipwise.model.loading import load_tokenizer
@@ -90,8 +89,8 @@ class Prompts:
     """Requests to answer prompts of one task and length."""
 
     requests: Sequence[Request]
-    ask: Callable[[Any], tuple[Question, dict[str, Any]]]
     tokenizer: PreTrainedTokenizerBase
+    data: RulerData | None  # of RULER's tasks
 
     @property
     def workload(self) -> Workload:
@@ -105,16 +104,17 @@ class Prompts:
 
     def answers(self, model: "PreTrainedModel | Server", on_progress: OnProgress | None = None) -> Iterator[Request]:
         """Answer each prompt by a model, or by a server, and yield its record."""
-        questions = [self.ask(request) for request in self.requests]
-        asked = [question for question, _ in questions]
+        questions, about = zip(*(ask(self.tokenizer, request, self.data) for request in self.requests), strict=True)
         if isinstance(model, torch.nn.Module):
-            made = answers(model, self.tokenizer, asked, precision=self.requests[0].precision)
+            made = answers(model, self.tokenizer, questions, precision=self.requests[0].precision)
         else:
-            made = model.answers(self.tokenizer, asked)
+            made = model.answers(self.tokenizer, questions)
         for answer in made:
-            request, about = self.requests[answer.number], questions[answer.number][1]
+            request = self.requests[answer.number]
             score = {"hit": answer.hit} if isinstance(request, TrialRecord) else {"score": answer.score}
-            yield replace(request, **about, **score, answer=answer.text, seconds=round(answer.seconds, 3))
+            yield replace(
+                request, **about[answer.number], **score, answer=answer.text, seconds=round(answer.seconds, 3)
+            )
             if on_progress:
                 on_progress(request.length)
 
@@ -154,14 +154,14 @@ class Plan:
     @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints of the texts of each model."""
-        found = {
+        prints = {
             f"text {text.source} for {subject.model.label}": text.digest
             for subject in self.subjects
             for text in subject.texts
         }
         if any(map(is_ruler, self.specification.tasks)):
-            found["text of RULER"] = read_ruler_data(self.specification.ruler_data).fingerprint
-        return found
+            prints["text of RULER"] = read_ruler_data(self.specification.ruler_data).fingerprint
+        return prints
 
     def only(self, shard: tuple[int, int]) -> "Plan":
         """Return part i of n of each model's requests."""
@@ -304,38 +304,36 @@ def plan_prompts(
     for task in specification.tasks:
         for length in specification.prompt_lengths:
             try:
-                first, ask = _first_request(specification, model, tokenizer, task, length, data)
+                first = _first_request(specification, model, tokenizer, task, length, data)
             except TooShortError as error:
                 short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
                 continue
             requests = [replace(first, trial=trial) for trial in range(specification.num_prompts)]
-            planned.append(Prompts(requests, ask, tokenizer))
+            planned.append(Prompts(requests, tokenizer, data))
     return planned, "; ".join(
         f"{length:,} tokens are too few for {', '.join(tasks)}" for length, tasks in sorted(short.items())
     )
 
 
 def _first_request(
-    specification: Specification,
+    how: Specification,
     model: EvaluatedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: str,
     length: int,
     data: RulerData | None,
-) -> tuple[Request, Callable[[Any], tuple[Question, dict[str, Any]]]]:
-    """Return the request for the first prompt of a task, and the function that makes a prompt of a request.
+) -> Request:
+    """Return the request for the first prompt of a task.
 
     Raises:
         TooShortError: the task has no prompt of so few tokens.
     """
-    how = specification
     precision = how.precision if how.server is None else f"chosen by {how.server}"  # it does not state its own
     if not is_ruler(task):
         _require_room(
             lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.num_prompts
         )
-        request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
-        return request, partial(ask_number, tokenizer)
+        return TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
     assert data is not None
     name = task.removeprefix(RULER)
     prompt = _require_room(
@@ -345,8 +343,7 @@ def _first_request(
         alike=not name.startswith("qa_"),  # the documents of questions differ in length
     )
     digest = short_digest(f"{model.digest} {data.fingerprint}".encode())
-    ruler_request = RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, precision, digest)
-    return ruler_request, partial(ask_ruler, tokenizer, data)
+    return RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, precision, digest)
 
 
 def _require_room(drawn: Callable[[int, int], Drawn], length: int, trials: int, *, alike: bool = True) -> Drawn:

@@ -132,15 +132,15 @@ class Reader:
             cached = len(self._ids)
             # What is read from the beginning needs no mask.
             size = _AT_ONCE if cached else len(ids)
-            some, ids = ids[:size], ids[size:]
-            self._ids += some
-            row = torch.tensor([some], device=self._model.device)
+            part, ids = ids[:size], ids[size:]
+            self._ids += part
+            row = torch.tensor([part], device=self._model.device)
             logits = self._model(
                 input_ids=row,
                 attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
                 position_ids=torch.arange(cached, len(self._ids), device=row.device)[None],
                 use_cache=True,
-                logits_to_keep=min(wanted, len(some)),
+                logits_to_keep=min(wanted, len(part)),
                 **{CACHE: self._cache},
             ).logits
             likeliest += _likeliest(logits[0])
@@ -152,18 +152,18 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
     Shorter prompts are padded on the left; a mask hides the padding, and positions do not count it.
     """
-    width, more = max(one.tokens for one in begun), max(one.most - len(one.written) for one in begun)
+    width, more = max(each.tokens for each in begun), max(each.most - len(each.written) for each in begun)
     cache = roomy_cache(model.config, width + more, torch.float32 if keeps_float32(model) else None)
-    for number, layers in enumerate(zip(*(one.cached for one in begun), strict=True)):
+    for number, layers in enumerate(zip(*(each.cached for each in begun), strict=True)):
         keys, values = (
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])
             for part in zip(*layers, strict=True)
         )
         cache.update(keys, values, number)
-    positions = torch.tensor([one.tokens for one in begun], device=model.device)
+    positions = torch.tensor([each.tokens for each in begun], device=model.device)
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()
-    written, end = [list(one.written) for one in begun], width
-    while unfinished := [i for i, one in enumerate(begun) if not one.finished(written[i])]:
+    written, end = [list(each.written) for each in begun], width
+    while unfinished := [i for i, each in enumerate(begun) if not each.finished(written[i])]:
         if 2 * len(unfinished) <= len(begun):  # less often would waste passes, more often copies
             rest = [_cut(begun[i], written[i], cache, i, end) for i in unfinished]
             for i, whole in zip(unfinished, go_on_together(model, rest), strict=True):
@@ -284,22 +284,20 @@ def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
     return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
 
 
-def ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> tuple[Question, dict[str, Any]]:
-    """Return the question of a request, and the result fields that describe its prompt."""
-    prompt = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
-    return question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)}
-
-
-def ask_ruler(
-    tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord
+def ask(
+    tokenizer: PreTrainedTokenizerBase, request: TrialRecord | RulerRecord, data: RulerData | None
 ) -> tuple[Question, dict[str, Any]]:
-    """Return the question of a request of RULER, scored by RULER's rule, and the fields that describe its prompt."""
+    """Return the question of a request, and the result fields that describe its prompt; RULER's tasks need ``data``."""
+    if isinstance(request, TrialRecord):
+        drawn = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
+        return question_of(drawn, tokenizer), {"depth": drawn.depth, "prompt_tokens": len(drawn.ids)}
+    assert data is not None
     task, _ = ruler_task(request.task)
     prompt = ruler_prompt(tokenizer, request.task, request.length, request.seed, request.trial, data)
 
     def score(text: str) -> float:
-        found = [answer.lower() in text.lower() for answer in prompt.answers]
-        return sum(found) / len(found) if task.scored == "all" else float(any(found))
+        right = [answer.lower() in text.lower() for answer in prompt.answers]
+        return sum(right) / len(right) if task.scored == "all" else float(any(right))
 
     draft = answer_ids(tokenizer, prompt.answers[0])[: task.answer_tokens - 1]
     question = Question(prompt.ids, draft, task.answer_tokens, score, settled=True)

@@ -66,9 +66,9 @@ class Fit:
     original: int
     target: int
     seed: int
-    documents: int  # contiguous windows that each candidate reads
-    dense: int  # tokens of one
-    base: dict[int, float]  # the base's loss by place, in windows of its original length
+    documents: int = 0  # contiguous windows that each candidate reads
+    dense: int = 0  # tokens of one
+    base: dict[int, float] = field(default_factory=dict)  # the base's loss by place, in windows of its original length
     seconds: float = 0.0
     finished: bool = False
     candidates: list[Candidate] = field(default_factory=list)
@@ -78,20 +78,20 @@ class Fit:
         """Edges of the places in the contiguous window; the original length is one of them."""
         return position_buckets(self.dense, self.original)
 
-    def total(self, one: Candidate) -> float:
+    def total(self, candidate: Candidate) -> float:
         """Return what the search lowers: far loss, and the harm at distances that the window does not hold.
 
         Infinite for a candidate that was given up.
         """
-        if one.score.places is None:
+        if candidate.score.places is None:
             return math.inf
-        harm = max(0.0, one.score.harm(self.dense) - _HARMLESS)
-        return self._mean(one.score.places, self.original, self.dense) + harm
+        harm = max(0.0, candidate.score.harm(self.dense) - _HARMLESS)
+        return self._mean(candidate.score.places, self.original, self.dense) + harm
 
     @property
     def published(self) -> Candidate:
         """YaRN as published."""
-        return next(one for one in self.candidates if one.role == PUBLISHED)
+        return next(candidate for candidate in self.candidates if candidate.role == PUBLISHED)
 
     @property
     def best(self) -> Candidate:
@@ -104,9 +104,9 @@ class Fit:
         """The best candidate that every engine serves."""
         return min((c for c in self.candidates if c.extension.interpolation in _PLAIN), key=self.total)
 
-    def excess(self, one: Candidate) -> dict[int, float]:
+    def excess(self, candidate: Candidate) -> dict[int, float]:
         """Return by place what a candidate loses to the base, in nats per token."""
-        return {end: loss - self.base[end] for end, loss in (one.score.places or {}).items()}
+        return {end: loss - self.base[end] for end, loss in (candidate.score.places or {}).items()}
 
     @property
     def verdict(self) -> str:
@@ -122,7 +122,7 @@ class Fit:
         """Sentences on the distance to the base, on the window, and on a missing search."""
         far = self._mean(self.excess(self.best), self.original, self.dense)
         read = f"Far text: to {format_length(self.dense)} of {format_length(self.target)}. "
-        searched = any(one.role == "fitted" for one in self.candidates)
+        searched = any(candidate.role == "fitted" for candidate in self.candidates)
         return (
             f"{'' if self.dense == self.target else read}Untrained, its perplexity is {math.exp(far) - 1:+.0%} against the base's in "
             f"windows of {format_length(self.original)}."
@@ -131,8 +131,11 @@ class Fit:
 
     def shown(self) -> list[Candidate]:
         """Return the candidates of the table: the best of each role, in the order measured."""
-        roles = dict.fromkeys(one.role for one in self.candidates)
-        return [min((one for one in self.candidates if one.role == role), key=self.total) for role in roles]
+        roles = dict.fromkeys(candidate.role for candidate in self.candidates)
+        return [
+            min((candidate for candidate in self.candidates if candidate.role == role), key=self.total)
+            for role in roles
+        ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return head and rows of the table: excess over the base in nats per token."""
@@ -140,12 +143,17 @@ class Fit:
         # Every n-th edge, counted from the last.
         far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
-        for one in self.shown():
-            excess, answers = self.excess(one), [loss for skip, loss in (one.score.answers or {}).items() if skip]
+        for candidate in self.shown():
+            excess, answers = (
+                self.excess(candidate),
+                [loss for skip, loss in (candidate.score.answers or {}).items() if skip],
+            )
             places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
-            cells = ["-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(one.score.skipped.values()))]
-            star = " *" if one is self.best else ""
-            rows.append([one.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
+            cells = [
+                "-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(candidate.score.skipped.values()))
+            ]
+            star = " *" if candidate is self.best else ""
+            rows.append([candidate.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
         return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
 
     def write(self, folder: Path) -> None:
@@ -198,34 +206,34 @@ _LOOKS = {
 _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 
 
-def write_fit_page(found: Fit, folder: Path) -> Path:
+def write_fit_page(fit: Fit, folder: Path) -> Path:
     """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
-    figure = write(loss_plot(found), folder / "figures")
-    head, rows = found.table()
+    figure = write(loss_plot(fit), folder / "figures")
+    head, rows = fit.table()
     page = render(
         "fit.html.j2",
-        name=Path(found.model).name,
-        found=found,
-        lengths=[format_length(found.original), format_length(found.target)],
+        name=Path(fit.model).name,
+        fit=fit,
+        lengths=[format_length(fit.original), format_length(fit.target)],
         head=head,
         rows=rows,
-        best=next((i for i, one in enumerate(found.shown()) if one is found.best), None),
+        best=next((i for i, candidate in enumerate(fit.shown()) if candidate is fit.best), None),
         figure=figure,
         svg=Markup(figure.svg),
-        recipe=to_text(found.best.recipe),
-        parameters=json.dumps(found.best.rope_parameters),
-        plain=found.plain,
-        plain_parameters=json.dumps(found.plain.rope_parameters),
+        recipe=to_text(fit.best.recipe),
+        parameters=json.dumps(fit.best.rope_parameters),
+        plain=fit.plain,
+        plain_parameters=json.dumps(fit.plain.rope_parameters),
         file=folder / FILE,
     )
     write_text(folder / "report.html", page)
     return folder / "report.html"
 
 
-def loss_plot(found: Fit) -> Plot:
+def loss_plot(fit: Fit) -> Plot:
     """Plot by place what each interpolation loses to the base, a line for each."""
-    shown = [one for one in found.shown() if one.score.places and one.role in _LOOKS]
-    curves = {one.role: found.excess(one) for one in shown}
+    shown = [candidate for candidate in fit.shown() if candidate.score.places and candidate.role in _LOOKS]
+    curves = {candidate.role: fit.excess(candidate) for candidate in shown}
     lowest = min(max(curve.values()) for curve in curves.values())
 
     def draw(axes: "Axes", ink: str) -> None:
@@ -233,13 +241,13 @@ def loss_plot(found: Fit) -> Plot:
             axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
         base_line(axes, 0.0, ARM_LOOKS["original"].colour)
         axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
-        length_axis(axes, found.edges[1:], "place in one window (tokens)")
+        length_axis(axes, fit.edges[1:], "place in one window (tokens)")
         axes.set_ylabel("nats above the base")
-        mark_original(axes, found.original, ink)
+        mark_original(axes, fit.original, ink)
 
     data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
     caption = (
-        f"Lower is better. One window of {found.dense:,} tokens, not trained; the base reads the same text in windows of "
-        f"{found.original:,} (dashed line)."
+        f"Lower is better. One window of {fit.dense:,} tokens, not trained; the base reads the same text in windows of "
+        f"{fit.original:,} (dashed line)."
     )
     return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)

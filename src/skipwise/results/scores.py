@@ -259,7 +259,7 @@ class EffectiveLength:
 
 
 def effective_length(
-    found: Mapping[int, tuple[int, int]],
+    passkeys: Mapping[int, tuple[int, int]],
     excess: Mapping[int, Interval],
     control: str,
     own: tuple[int, int, int] | None = None,
@@ -267,7 +267,7 @@ def effective_length(
     """Return the effective length: go up through the tested lengths to the first that does not pass.
 
     Args:
-        found: passkeys (found, all) by prompt length.
+        passkeys: (found, all) by prompt length.
         excess: by length n, the loss at the positions between the next shorter length and n, each token with its whole
             document before it, less the loss of the same tokens under ``control``, in nats per token.
         control: name of the control in the rule.
@@ -287,13 +287,13 @@ def effective_length(
         f"that of {control} on the same tokens. The whole 95% interval must lie on that side."
     )
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
-    if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
+    if missing := [name for name, known in (("passkeys", passkeys), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     if blind:
         return reads(0, next="Passkeys decide nothing, because the base finds none of them.", unknown=True)
-    reached, lengths = 0, sorted({*found, *excess})
+    reached, lengths = 0, sorted({*passkeys, *excess})
     for length in lengths:
-        verdicts = [_judge_passkeys(*found[length], needed)] if length in found else []
+        verdicts = [_judge_passkeys(*passkeys[length], needed)] if length in passkeys else []
         verdicts += [_judge_loss(excess[length])] if length in excess else []
         if failures := [why for passes, why in verdicts if passes is False]:
             return reads(reached, next=f"At {length:,} tokens it fails: {'; '.join(failures)}.")
@@ -303,7 +303,7 @@ def effective_length(
         if len(verdicts) == 2:  # a length with one measurement is not reached
             reached = length
     if beyond := [length for length in lengths if length > reached]:
-        other = "loss" if beyond[0] in found else "passkeys"
+        other = "loss" if beyond[0] in passkeys else "passkeys"
         why = f"At {beyond[0]:,} tokens too little was measured: {other} not measured."
         return reads(reached, next=why, unknown=True)
     return reads(reached)
