@@ -327,59 +327,38 @@ def answers(
         EvaluationError: a logit is NaN.
     """
     require_vocabulary(model, [question.ids for question in questions])
-    reader, waiting = Reader(model), _Waiting((machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE)
+    room = (machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE // _COPIES  # bytes of the caches that wait
+    reader, begun, spent = Reader(model), dict[int, Begun](), 0.0
+
+    def together() -> Iterator[Answer]:
+        """Decode the answers that wait; they share the time."""
+        started = time.perf_counter()
+        with inference(model, precision):
+            written = go_on_together(model, list(begun.values())) if begun else []
+        seconds, numbers = (spent + time.perf_counter() - started) / max(1, len(begun)), list(begun)
+        begun.clear()  # frees the caches
+        for number, ids in zip(numbers, written, strict=True):
+            yield _answer(number, questions[number], ids, tokenizer, seconds)
+
     for number in sorted(range(len(questions)), key=lambda i: questions[i].ids):
-        began, question = time.perf_counter(), questions[number]
+        started, question = time.perf_counter(), questions[number]
         finished = partial(_finished, question, tokenizer)
         with inference(model, precision):
             written = reader.begin(question.ids, question.draft)
-            later = question.most > _FEW and reader.goes_back and not finished(written) and waiting.takes(reader.bytes)
-            if later:
-                waiting.add(number, reader.keep(question.ids, written, question.most, finished), began)
+            waits = question.most > _FEW and reader.goes_back and not finished(written) and 2 * reader.bytes <= room
+            if waits:
+                begun[number] = reader.keep(question.ids, written, question.most, finished)
             else:
                 written = reader.go_on(question.ids, written, finished)
-        if not later:
-            yield _answer(number, question, written, tokenizer, time.perf_counter() - began)
-        elif waiting.full:
-            yield from waiting.written(model, tokenizer, questions, precision)
-    yield from waiting.written(model, tokenizer, questions, precision)
-
-
-class _Waiting:
-    """Begun answers that wait to be decoded in a batch."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most  # bytes
-        self._begun: dict[int, Begun] = {}
-        self._seconds = 0.0
-
-    def add(self, number: int, begun: Begun, began: float) -> None:
-        """Add answer ``number``; its prompt was read since ``began``."""
-        self._begun[number] = begun
-        self._seconds += time.perf_counter() - began
-
-    def takes(self, size: int) -> bool:
-        """Return whether two answers of ``size`` bytes fit; a single one is decoded in the reader's cache."""
-        return _COPIES * 2 * size <= self._most
-
-    @property
-    def full(self) -> bool:
-        """Whether one more answer, padded to the longest, would not fit."""
-        return _COPIES * (len(self._begun) + 1) * max(begun.bytes for begun in self._begun.values()) > self._most
-
-    def written(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], precision: str
-    ) -> Iterator[Answer]:
-        """Decode all waiting answers."""
-        if not self._begun:
-            return
-        began = time.perf_counter()
-        with inference(model, precision):
-            written = go_on_together(model, list(self._begun.values()))
-        seconds = (self._seconds + time.perf_counter() - began) / len(self._begun)
-        numbers, self._begun, self._seconds = list(self._begun), {}, 0.0
-        for number, ids in zip(numbers, written, strict=True):
-            yield _answer(number, questions[number], ids, tokenizer, seconds)
+        seconds = time.perf_counter() - started
+        if not waits:
+            yield _answer(number, question, written, tokenizer, seconds)
+            continue
+        spent += seconds
+        if (len(begun) + 1) * max(each.bytes for each in begun.values()) > room:  # padded to the longest
+            yield from together()
+            spent = 0.0
+    yield from together()
 
 
 def _finished(question: Question, tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:
