@@ -88,7 +88,8 @@ class Server:
             async with free:
                 began = time.perf_counter()
                 with _plain_errors(self.url, self.timeout):
-                    answer = await client.completions.create(model=self.name, extra_body=_MORE, **_GREEDY, **body)
+                    async with asyncio.timeout(self.timeout):  # of all tries; the client's own is of one
+                        answer = await client.completions.create(model=self.name, extra_body=_MORE, **_GREEDY, **body)
                     text, ids = answer.choices[0].text.strip(), getattr(answer.choices[0], "token_ids", None)
                 return number, text, ids, time.perf_counter() - began
 
@@ -157,10 +158,10 @@ def _plain_errors(url: str, timeout: float) -> Iterator[None]:
     try:
         yield
         return
-    except APITimeoutError:
+    except (APITimeoutError, TimeoutError):
         problem = f"no answer in {timeout:g} s (--server-timeout, --server-requests)"
     except OpenAIError as error:
-        problem = reason(error)
+        problem = reason(error.__cause__ or error)
     except (LookupError, TypeError, AttributeError, ValueError) as error:  # the client does not check answers
         problem = f"its answer is not in OpenAI's completions protocol ({reason(error)})"
     if key := _key():
