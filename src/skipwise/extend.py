@@ -116,7 +116,7 @@ def _train(
     resume: bool,
     console: Console,
 ) -> None:
-    """Train the model, measure it at the recipe's steps, and save the last or the best step."""
+    """Train the model, measure its steps, and save the last or best."""
     recipe = prepared.recipe
 
     def measure_step(step: int) -> None:
@@ -150,7 +150,7 @@ def _train(
 
 
 def _record_coverage(prepared: PreparedRun, results: Results) -> None:
-    """Record the chance that one example of text trains each distance, and the same for windows of the original length.
+    """Record the chance that an example, or an original window, trains each distance.
 
     Retrieval prompts and self-generated text are left out.
     """

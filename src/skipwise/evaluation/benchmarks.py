@@ -193,7 +193,7 @@ def leaves(manager: TaskManager, name: str) -> list[str]:
 
 
 def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
-    """Return the changes of a task's settings for its data; the data set must be readable, without its code."""
+    """Return the settings that locate a task's data; require them to be readable."""
     name, subset = config.get("dataset_path"), config.get("dataset_name")
     own = config.get("dataset_kwargs") or {}
     options = {key: value for key, value in own.items() if key != "trust_remote_code"}
@@ -248,7 +248,7 @@ def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Itera
 
 
 def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
-    """Return the scores of single questions: digits if all are 0 or 1, else numbers; empty if ``value`` is not their mean."""
+    """Return digits or numbers of all questions; empty if ``value`` is not their mean."""
     if not scores or not all(isinstance(score, Real) and math.isfinite(score) for score in scores):
         return ""
     if all(score in (0, 1) for score in scores):

@@ -243,7 +243,7 @@ class RunEvaluation:
         return [*chain.from_iterable(steps), *chain.from_iterable(self.plan.batches)]
 
     def step_batches(self, step: int) -> list[Readings]:
-        """Plan the model at a training step: the first text at the longest window, and the far segments."""
+        """Plan a training step: the first text's longest window, and far segments."""
         rule, first = self.specification, self.texts[0]
         text = replace(first, segments={rule.target: first.far})
         model = EvaluatedModel(self.recipe.arm, "", rule.original, rule.target)
@@ -253,7 +253,7 @@ class RunEvaluation:
         ]
 
     def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
-        """Return the mean loss in nats beyond the original window, over the far segments, by training step."""
+        """Return by training step the mean far loss, in nats beyond the original window."""
         segments: dict[int, dict[str, ReadingRecord]] = {}  # by key: after a kill one may be there twice
         for record in records:
             if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
@@ -332,7 +332,7 @@ def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
 
 
 def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed) -> dict[str, float]:
-    """Return the seconds of reading, by kind and length; shared prefixes and the decoding of answers are not counted."""
+    """Return the seconds by kind and length, without the decoding of answers."""
     seconds = defaultdict[str, float](float)
     for part in parts:
         linear, attention = cost.of_token(part.length, scored=part.scored)
@@ -366,7 +366,7 @@ def time_of(seconds: dict[str, float]) -> str:
 
 
 def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) -> None:
-    """Print time and memory of a recipe's measuring on one GPU of ``rate`` FLOP/s and ``memory`` bytes."""
+    """Print time and memory of measuring on a GPU of ``rate`` FLOP/s and ``memory`` bytes."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     parts = list(planned(recipe, extension.rope.original_length, extension.target_length))

@@ -60,7 +60,7 @@ class Window:
 
 
 def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
-    """Cover a document of ``tokens`` tokens so that every token but the first is scored exactly once.
+    """Cover a document: every token but the first is scored exactly once.
 
     The first window scores all its tokens. The last ends with the document: it may advance by less than
     ``stride`` and is still ``window`` wide. A document shorter than ``window`` is one short window; one of
@@ -80,7 +80,7 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
 
 
 def position_buckets(length: int, original: int) -> list[int]:
-    """Return the edges of position buckets in ``length`` tokens: a quarter of the original length, doubled to the end.
+    """Return the edges of position buckets: a quarter of ``original``, doubled up to ``length``.
 
     Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing comes
     before the token at 0. The original length is always an edge, also if it is no multiple of four.
@@ -306,7 +306,7 @@ def not_finite() -> EvaluationError:
 
 @contextmanager
 def _layers_run_once(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model's layers at their first call in this context; return the same output at later calls."""
+    """Run the model's layers once; later calls return the same output."""
     layers: Any = stock_model(model).base_model
     own = vars(layers).get("forward")  # where layers are spread over devices
     run = layers.forward

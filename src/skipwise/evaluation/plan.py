@@ -264,7 +264,7 @@ def plan_model(specification: Specification, subject: Subject) -> tuple[list[Bat
 def plan_readings(
     specification: Specification, model: EvaluatedModel, texts: Iterable[EvaluationText], windows: Sequence[int] = ()
 ) -> Iterator[Readings]:
-    """Plan to read every text at ``windows``, by default at all that it fills, and its segments."""
+    """Plan to read every text in ``windows`` (default: its own) and segments."""
     for text in texts:
         how = ReadingRecord(model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest="")
         for window in windows or text.windows:
@@ -289,7 +289,7 @@ def _readings(how: ReadingRecord, model: EvaluatedModel, segments: Sequence[Segm
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:
-    """Return the bucket edges of a document: positions doubling from original / 4, windows, and 16ths of the longest."""
+    """Return bucket edges: doubled from original / 4, windows, 16ths of the longest."""
     parts = {windows[-1] * k // _PREFIXES for k in range(1, _PREFIXES + 1)}
     inner = {*position_buckets(tokens, original), *windows, *parts}
     return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})

@@ -44,7 +44,7 @@ Finished = Callable[[list[int]], bool]  # whether the ids of an answer finish it
 
 @dataclass(frozen=True)
 class Begun:
-    """A prompt in the cache and the beginning of its answer; the last id is not in the cache."""
+    """A cached prompt and the beginning of its answer, the last id not cached."""
 
     written: list[int]
     most: int  # ids of the answer, at most
@@ -184,7 +184,7 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:
-    """Return the argmax of each row of logits [rows, vocabulary]; NaN, which torch takes for the largest, is an error."""
+    """Return the argmax of each row [rows, vocabulary]; NaN is an error."""
     if logits.isnan().any():
         raise not_finite()
     return logits.argmax(-1).tolist()
@@ -287,7 +287,7 @@ def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
 def ask(
     tokenizer: PreTrainedTokenizerBase, request: TrialRecord | RulerRecord, data: RulerData | None
 ) -> tuple[Question, dict[str, Any]]:
-    """Return the question of a request, and the result fields that describe its prompt; RULER's tasks need ``data``."""
+    """Return the question of a request, and the fields that describe its prompt."""
     if isinstance(request, TrialRecord):
         drawn = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
         return question_of(drawn, tokenizer), {"depth": drawn.depth, "prompt_tokens": len(drawn.ids)}

@@ -139,7 +139,7 @@ def _lengths(name: str, base: str, original: int | None, length: int | None) -> 
 
 
 def assumed_length(model: EvaluatedModel) -> str:
-    """Return a warning if a linear scaling does not state the original length, else an empty string."""
+    """Return a warning if a linear scaling states no original length, or ""."""
     config = load_config(model.name).get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     stated = rope.get("original_max_position_embeddings") or read_origin(model.name)
@@ -152,7 +152,7 @@ def assumed_length(model: EvaluatedModel) -> str:
 
 
 class Specification(Evaluation):
-    """The recipe's section ``evaluation`` with every default resolved, and the facts that it needs; lengths are in tokens."""
+    """The recipe's section ``evaluation`` with defaults resolved; lengths are in tokens."""
 
     texts: list[Data] = Field([])
     windows: list[int] = Field([])  # ascending

@@ -32,7 +32,7 @@ _FIX = "give more or longer text (--data, or --set evaluation.source=TEXT)"
 
 @dataclass(frozen=True)
 class Segment:
-    """A document, or a part of it: its name, the index of its first token, and its tokens, int [tokens]."""
+    """A document or a part of it: name, first token's index, int [tokens]."""
 
     document: str
     begin: int
@@ -198,7 +198,7 @@ def cut_segments(document: str, tokens: np.ndarray, window: int) -> list[Segment
 def other_text(
     tokenizer: PreTrainedTokenizerBase, window: int, origins: Sequence[Origin], console: Console
 ) -> EvaluationText:
-    """Return the segments of every kind of other text, at most ``window`` tokens each, without training text."""
+    """Return segments of at most ``window`` tokens of every kind of other text."""
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
     texts = [shipped_text(kind) for kind in KINDS]

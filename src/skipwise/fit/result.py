@@ -79,7 +79,7 @@ class Fit:
         return position_buckets(self.dense, self.original)
 
     def total(self, candidate: Candidate) -> float:
-        """Return what the search lowers: far loss, and the harm at distances that the window does not hold.
+        """Return what the search lowers: far loss, and harm beyond the window.
 
         Infinite for a candidate that was given up.
         """
@@ -95,7 +95,7 @@ class Fit:
 
     @property
     def best(self) -> Candidate:
-        """The candidate to use: the lowest total, but YaRN as published where that costs no more than 0.01 nats."""
+        """The lowest total, or YaRN as published if at most 0.01 nats worse."""
         best = min(self.candidates, key=self.total)
         return self.published if self.total(self.published) <= self.total(best) + _WORTH else best
 

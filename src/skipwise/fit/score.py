@@ -81,7 +81,7 @@ class Score:
 def draw_windows(
     documents: list[np.ndarray], tokenizer: PreTrainedTokenizerBase, original: int, target: int, seed: int
 ) -> Windows:
-    """Return what every candidate reads: the documents, chunks of them, and prompts; a function of the arguments."""
+    """Draw what every candidate reads; a function of the arguments alone."""
     rng, half = np.random.default_rng([seed, original, target]), min(_CHUNK, original // 2)
     rows = []
     for row in range(max(4, _MOVED // half)):
@@ -106,7 +106,7 @@ def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[in
 
 
 def by_place(model: PreTrainedModel, windows: Windows, precision: str, window: int) -> dict[int, float]:
-    """Return the mean loss in each place of the documents, read in windows that do not overlap."""
+    """Return the mean loss in each place, in windows that do not overlap."""
     scores = sliding_scores(model, windows.documents, window=window, stride=window, precision=precision)
     edges = position_buckets(windows.dense, windows.original)
     sums = np.sum([score.buckets(edges)[0] for score in scores], axis=0)
@@ -126,7 +126,7 @@ def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> d
 
 
 def _loss(model: PreTrainedModel, rows: np.ndarray, scored: int, skip: int, moved: int, precision: str) -> float:
-    """Return the mean loss of the last ``scored`` tokens of rows with the last ``moved`` tokens ``skip`` positions on."""
+    """Return the mean loss of the last ``scored`` tokens, the last ``moved`` tokens ``skip`` positions on."""
     losses = []
     for row in rows:  # one at a time: the logits of a large vocabulary are what takes the memory
         ids = torch.from_numpy(row)[None].to(model.device)

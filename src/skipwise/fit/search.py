@@ -132,7 +132,7 @@ def fit(
 
 
 def write_model(result: Fit, folder: Path) -> None:
-    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay."""
+    """Write the model as a stock checkpoint with the recommended settings."""
     if folder.exists():  # by the same command
         return
     extension, config, read = result.best.extension, load_config(result.model), read_origin(result.model)
@@ -172,7 +172,7 @@ def _documents(
 
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
-    """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
+    """Forecast the seconds of a candidate: windows, chunks alone, chunks at each distance."""
     chunks = int(windows.chunks.size * (len(windows.skips) + 0.5))
     parts = [
         Workload("windows", windows.dense, len(windows.documents) * windows.dense),
@@ -182,7 +182,7 @@ def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
 
 
 def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> Windows:
-    """Return the largest windows that leave time for enough candidates; for all of them, where it is the target."""
+    """Return the largest windows that leave time for enough candidates."""
     for documents, times in _AMOUNTS:
         shorter = windows.shortened(documents, int(min(windows.dense, max(times * windows.original, _DENSE))))
         if (each := seconds_of(shorter)) * (_MOST if times == math.inf else _FEWEST) <= seconds:
@@ -196,7 +196,7 @@ def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], second
 
 
 def _search(template: Extension, measure: Callable[[str, Extension], float], result: Fit, seconds: float) -> None:
-    """Measure the references, then what COBYQA proposes while the time lasts, then YaRN and theta in the light of it."""
+    """Measure references, COBYQA's proposals while time lasts, then YaRN and theta."""
     rope, spread = template.rope, math.log(template.factor)
     pairs = rope.dim // 2
 

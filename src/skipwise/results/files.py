@@ -146,7 +146,7 @@ def fresh_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Write a new folder whole: the one given here takes its name at the end of the context.
+    """Write a new folder whole; it takes its name at the context's end.
 
     Raises:
         RunError: ``path`` exists, or another process is writing it.

@@ -58,7 +58,7 @@ class TrainingRecord(_Typed):
 
 @dataclass(frozen=True)
 class ReadingRecord(Measured):
-    """The loss of one model on one document, or on the segment of it that starts at ``begin``."""
+    """The loss of a model on a document, or on its segment at ``begin``."""
 
     kind: ClassVar[str] = "reading"
     ANSWER: ClassVar[tuple[str, ...]] = ("nll", "hits", "seconds")
@@ -205,7 +205,7 @@ _ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for ki
 
 
 def append_record(path: Path, *records: Any) -> None:
-    """Append records to ``path`` together, and flush them to the disk; a torn last line is cut off."""
+    """Append records to ``path`` together and flush them; cut off a torn line."""
     lines = []
     for record in records:
         key = {"key": record.key} if isinstance(record, Measured) else {}
@@ -221,7 +221,7 @@ def append_record(path: Path, *records: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record of ``path`` in order; a missing file has none, and a torn last line is no record.
+    """Read every record in order; a missing file and a torn line have none.
 
     Raises:
         RunError: a line is not a record.

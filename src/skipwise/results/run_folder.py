@@ -44,7 +44,7 @@ class RunFolder:
 
     @property
     def is_free(self) -> bool:
-        """Whether the folder is missing, or has only hidden files, as a process leaves that is killed at its start."""
+        """Whether the folder is missing, or has only hidden files of a killed start."""
         return not self.path.exists() or (
             self.path.is_dir() and all(path.name.startswith(".") for path in self.path.iterdir())
         )

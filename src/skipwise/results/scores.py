@@ -75,7 +75,7 @@ class RulerLength:
 
 
 def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
-    """Arrange records by model, in their order; a later answer to a prompt replaces an earlier one."""
+    """Arrange records by model; a later answer to a prompt replaces an earlier."""
     prompts: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
     real: dict[str, dict[str, bool]] = {}
     for record in records:
@@ -93,7 +93,7 @@ def shared_tasks(scores: Sequence[RulerScores]) -> list[str]:
 
 
 def ruler_length(own: RulerScores, base: RulerScores | None, original: int | None) -> RulerLength | None:
-    """Return a model's context length by its averages over tasks shared with its base; None without shared tasks.
+    """Return a model's context length by tasks shared with its base, or None.
 
     RULER's limit applies if the base (without a base, the model itself) reaches it inside its own window. If not, the limit
     is the base's score there.
@@ -139,7 +139,7 @@ def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
 
 
 def paired_at(own: RulerScores, other: RulerScores, length: int, tasks: Sequence[str]) -> Interval | None:
-    """Return own average less the other's on the same prompts of one length; None without shared prompts."""
+    """Return own average less the other's on shared prompts, or None."""
     ours, theirs = (
         {(task, trial): score for task in tasks for trial, score in model.prompts[task].get(length, {}).items()}
         for model in (own, other)
@@ -182,7 +182,7 @@ def is_of_paper(record: BenchmarkRecord) -> bool:
 
 
 def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
-    """Return the records of the paper's tasks, by model and task; models in the order of their records."""
+    """Return the records of the paper's tasks, by model and task."""
     by_model: dict[str, dict[str, BenchmarkRecord]] = {}
     for record in filter(is_of_paper, records):
         by_model.setdefault(record.arm, {})[record.task] = record

@@ -89,7 +89,7 @@ def test_the_key_is_sent_and_not_printed(model, served, tmp_path, monkeypatch) -
     assert "hidden" not in str(refusal.value)
 
 
-def test_addresses_and_protocols(served) -> None:
+def test_addresses_and_protocols(served, monkeypatch) -> None:
     assert connect(f"{served.url}/v1/").url == connect(served.url).url == served.url
     for url in ("localhost:8000", "", "http://me:secret@localhost:8000"):
         with pytest.raises(RecipeError) as refusal:
@@ -101,6 +101,9 @@ def test_addresses_and_protocols(served) -> None:
             connect(served.url)
     served.get = lambda path: (200, b'{"data": [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}]}')
     assert (connect(served.url).window, connect(served.url).engine) == (512, "llamacpp")
+    monkeypatch.setattr("skipwise.evaluation.server.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match="openai"):
+        connect(served.url)
 
 
 @pytest.mark.parametrize(
