@@ -17,8 +17,7 @@ from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.specification import EvaluatedModel, doubled_windows, find_models, specify
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
-from skipwise.report.folder import read_folder
-from skipwise.report.rows import judgements, rows_of
+from skipwise.report.rows import judgements, read_folder, rows_of
 
 
 def in_blocks(model: Any, block: int) -> Any:

@@ -15,7 +15,7 @@ from skipwise.recipes.names import arm_name
 from skipwise.report.canvas import write
 from skipwise.report.figures import curve_plot
 from skipwise.report.numbers import format_number, format_share
-from skipwise.report.tables import markdown_table
+from skipwise.report.page import markdown_table
 from skipwise.results.statistics import Interval, perplexity_of
 
 Rows = Mapping[str, Scores]

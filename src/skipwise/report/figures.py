@@ -4,7 +4,6 @@ A figure is a function from ``ReportData`` to the plots that the records allow. 
 into ``FIGURES``.
 """
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -17,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
 from skipwise.report import canvas
-from skipwise.report.canvas import ARM_LOOKS, Figure, Look, Plot, looks_of, named
-from skipwise.report.folder import Folder
+from skipwise.report.canvas import LOOKS, Figure, Look, Plot, looks_of, named
 from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_number, format_share, task_title
 from skipwise.report.rows import Row, perplexity_by_step
 from skipwise.results.records import CoverageRecord, TrainingRecord, TrialRecord
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
 _FAR = 2  # times the lowest curve's end: curves above it may leave the figure
 _FEW_TRIALS = 100  # prompts of a length: with fewer, depths are in five parts instead of ten
 _FOUND = "found (% of prompts)"
-_ROW, _LINE = 0.21, 0.14  # inches, of a row of a heat map, and of each further line of a task's name
-_NAME = 24  # letters in a line of a task's name
 
 
 def draw_figures(data: ReportData, out: Path) -> list[Figure]:
@@ -141,31 +136,24 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
     table = [[label, n, count, round(count * mean), mean, *ends] for label, n, count, mean, *ends in _data(curves)]
     title = f"{task_title(task).capitalize()} found, by prompt length"
-    return Plot(_file_name(task), title, columns, table, draw, caption)
-
-
-def _file_name(task: str) -> str:
-    """Return the name of a task's files; unknown tasks get a hash."""
-    return task if task in TASKS else f"task-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
+    return Plot(re.sub(r"\W+", "-", task), title, columns, table, draw, caption)
 
 
 def depth_plots(data: ReportData) -> Iterator[Plot]:
     """Plot right answers by depth and length as heat maps."""
     rows = [row for row in data.rows if row.judged and row.found]
     for number, row in enumerate(rows, 1):
-        for task, lengths in row.trials.items():
-            parts = 5 if max(map(len, lengths.values())) < _FEW_TRIALS else 10
+        for task in row.trials:
             model = f", {shorten(row.model, 48, placeholder='…')}" if len(rows) > 1 else ""
-            name = f"{_file_name(task)}-depth" + (f"-{number}" if len(rows) > 1 else "")
+            name = re.sub(r"\W+", "-", f"{task}-depth") + (f"-{number}" if len(rows) > 1 else "")
             title = f"{task_title(task).capitalize()} found{model}, by depth"
-            yield _depth_plot(name, title, row.model, data.looks[row.label].colour, lengths, parts)
+            yield _depth_plot(name, title, row, row.trials[task], data.looks[row.label].colour)
 
 
-def _depth_plot(
-    name: str, title: str, label: str, colour: str, trials: Mapping[int, Mapping[int, TrialRecord]], parts: int
-) -> Plot:
+def _depth_plot(name: str, title: str, row: Row, trials: Mapping[int, Mapping[int, TrialRecord]], colour: str) -> Plot:
+    parts = 5 if max(map(len, trials.values())) < _FEW_TRIALS else 10
     table: list[list[Any]] = [
-        [label, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
+        [row.model, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
         for length, by_number in trials.items()
         for i in range(parts)
         for hits in [[t.hit for t in by_number.values() if min(int(t.depth * parts), parts - 1) == i]]
@@ -177,7 +165,7 @@ def _depth_plot(
         axes.set_yticks([parts * k / 5 for k in range(6)], ["0", "20", "40", "60", "80", "100"])
         axes.set_ylabel("depth in the prompt (%)")
 
-    empty = " A dash is a part without prompts." if any(not row[4] for row in table) else ""
+    empty = " A dash is a part without prompts." if any(not prompts for *_, prompts, _ in table) else ""
     caption = (
         "Depth 0% is the start of the prompt, farthest from the question. Each cell is the share of right answers in per "
         f"cent.{empty}"
@@ -195,10 +183,11 @@ def _draw_heat_map(
     unit: str,
 ) -> None:
     """Draw a share for each (length, row), a dash for None."""
+    colours = canvas.share_colours(axes, colour, unit)
     for length, y, share in cells:
         x = lengths.index(length) + 0.5
         if share is not None:
-            axes.bar(x, 0.92, 0.94, y + 0.04, lw=0, **canvas.shade(colour, share))
+            axes.bar(x, 0.92, 0.94, y + 0.04, lw=0, color=colours(share))
         text = "–" if share is None else format_share(share)[:-1]
         axes.text(x, y + 0.52, text, ha="center", va="center", fontsize=9)
     axes.set_xlim(0, len(lengths))
@@ -206,17 +195,16 @@ def _draw_heat_map(
     axes.set_xticks([x + 0.5 for x in range(len(lengths))], [format_length(n) for n in lengths])
     axes.set_xlabel("prompt length (tokens)")
     axes.grid(visible=False)
-    canvas.draw_scale(axes, colour, unit)
 
 
 def ruler_plots(data: ReportData) -> Iterator[Plot]:
     """Plot RULER's averages by length, and heat maps of its tasks."""
-    rows = [row for row in data.rows if row.ruler and row.model in data.ruler_models]
-    if averages := {row.model: curve for row in rows if (curve := data.curves("ruler").get(row.model))}:
-        tasks, note = data.ruler_tasks, data.ruler_note
+    rows = [row for row in data.rows if row.ruler]
+    if averages := data.curves("ruler"):
+        tasks = data.ruler_tasks
         caption = (
             f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: "
-            f"what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals.{f' Shown: {note}.' if note else ''}"
+            "what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals."
         )
         curves, axes = _intervals(averages, 100), ("prompt length (tokens)", "score (%)")
         title, levels = f"{data.ruler_name}, average by prompt length", [(100 * THRESHOLD, "", "")]
@@ -226,14 +214,16 @@ def ruler_plots(data: ReportData) -> Iterator[Plot]:
         columns = ["model", "length", "tasks", "score", "low_95", "high_95"]
         yield replace(plot, columns=columns, data=_data(averages))
     for number, row in enumerate(rows, 1):
-        yield _ruler_heat_map(row, data, f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks")
+        name = f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks"
+        model = f": {shorten(row.model, 40, placeholder='…')}" if len(rows) > 1 else ""
+        yield _ruler_heat_map(name, f"{data.ruler_name} by task{model}", row, data)
 
 
-def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
+def _ruler_heat_map(name: str, title: str, row: Row, data: ReportData) -> Plot:
     numbers = {task: data.curves("ruler by task", task).get(row.model, {}) for task in data.shorts("ruler by task")}
     tasks = [task for task, curve in numbers.items() if curve]
     lengths, colour = sorted({n for task in tasks for n in numbers[task]}), data.looks[row.label].colour
-    names = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), _NAME) for task in tasks]
+    heads = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), 24) for task in tasks]
     table: list[list[Any]] = [
         [row.model, task, n, numbers[task][n].count, numbers[task][n].value.mean]
         for task in tasks
@@ -244,17 +234,16 @@ def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
     def draw(axes: "Axes", ink: str) -> None:
         cells = [(length, tasks.index(task), mean) for _, task, length, _, mean in table]
         _draw_heat_map(axes, lengths, len(tasks), cells, colour, "score (%)")
-        axes.set_yticks([y + 0.5 for y in range(len(tasks))], names)
+        axes.set_yticks([y + 0.5 for y in range(len(tasks))], heads)
         axes.set_ylabel("task")
 
-    model = f": {shorten(row.model, 40, placeholder='…')}" if len([r for r in data.rows if r.ruler]) > 1 else ""
     caption = (
         "The mean score of each task in per cent. Empty cells were not measured: the task has no prompt that short, or the model "
         "is a base, measured only inside its own window."
     )
     columns = ["model", "task", "length", "prompts", "score"]
-    title = f"{data.ruler_name} by task{model}"
-    height = 1.0 + len(tasks) * (_ROW + _LINE * max(name.count("\n") for name in names))
+    lines = 1 + max(head.count("\n") for head in heads)
+    height = 1.0 + len(tasks) * (0.07 + 0.14 * lines)  # inches
     return Plot(name, title, columns, table, draw, caption, height=height)
 
 
@@ -266,7 +255,7 @@ def position_plots(data: ReportData) -> Iterator[Plot]:
     first = {row.label: {n: Interval(p.mean, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
     bases = [row.label for row in read if not row.judged]
 
-    grey = ARM_LOOKS["original"].colour
+    grey = LOOKS["original"].colour
     for name, title, axes, curves, zero, caption in (
         (
             "gain",
@@ -376,8 +365,8 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
             axes.plot(r.distances, p, lw=1.8, color=colour, linestyle=dash, label=named(label))
             if error.any():
                 axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
-        ticks = [n for n in canvas.powers_of_two(1, longest) if longest / 8 <= n <= longest]  # shorter ones would touch
-        axes.set_xticks([0, *ticks], ["0", *map(format_length, ticks)])
+        ticks = [longest * quarter // 4 for quarter in range(5)]
+        axes.set_xticks(ticks, ["0", *map(format_length, ticks[1:])])
         axes.set_xlabel("relative distance (tokens)")
         axes.set_xlim(0, longest)
         axes.set_ylabel("probability")
@@ -406,12 +395,6 @@ FIGURES: list[Callable[[ReportData], Iterator[Plot]]] = [
     step_plots,
     coverage_plots,
 ]
-
-
-def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
-    """Draw coverage curves into one ``.svg`` or ``.png`` file."""
-    [plot] = coverage_plots(ReportData([Folder("", list(records))]))
-    canvas.write_one(plot, path)
 
 
 def curve_plot(
@@ -476,10 +459,8 @@ def curve_plot(
 
 def _smooth(values: list[float]) -> list[float]:
     """Return the unbiased moving average over a fifteenth of the curve."""
+    from scipy.signal import lfilter
+
     keep = 1 - 1 / max(1.0, len(values) / 15)
-    mean = weight = 0.0
-    smoothed = []
-    for value in values:
-        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
-        smoothed.append(mean / weight)
-    return smoothed
+    mean = lfilter([1 - keep], [1, -keep], values)
+    return list(mean / (1 - keep ** np.arange(1, len(values) + 1)))

@@ -1,34 +1,40 @@
-"""Write the model card, the ``README.md`` of an extended model, with its results and how to load it; publish the model.
+"""Share a run: the model card, the upload to the model hub, the results in trackers.
 
-The card's head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
+The card is the ``README.md`` of an extended model. Its head is for the hub (https://huggingface.co/docs/hub/model-cards): the
+base, its license, and the results. transformers' callbacks log the training to the trackers of ``training.report_to``; the
+results come after it, and accelerate's trackers log them into the same run.
 """
 
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, reason
+from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import FACTORS_BY_FREQUENCY, by_frequency, extended_set, resolve
 from skipwise.model.extension import Extension
 from skipwise.model.origin import FILE, promised_length, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import arm_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.folder import Folder
-from skipwise.report.numbers import ReportData, task_title
-from skipwise.report.rows import other_text_warning
-from skipwise.report.tables import plain, summary_markdown
-from skipwise.results.files import replacing, write_text
+from skipwise.report.numbers import TRACKED, ReportData
+from skipwise.report.page import plain, summary_markdown
+from skipwise.report.rows import Folder, perplexity_by_step
+from skipwise.results.files import replacing, short_digest, write_text
 from skipwise.results.run_folder import RunFolder
 
 HERE = "path/to/this/folder"  # the model, in commands of the card
@@ -36,7 +42,7 @@ _SHORT_OF_MEMORY = (
     "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
 )
 _CARD = "README.md"
-_LEFT_OUT = [".*", _CARD]  # hidden files may have secrets; the card is sent as it was shown
+_PROJECT = "skipwise"  # in trackers
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
@@ -54,7 +60,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         run.model,
         title=f"{base}, extended from {original:,} to {extension.target_length:,} tokens",
         headline=data.judged[0].headline if data.judged else "The effective length was not measured",
-        warning=other_text_warning(measured),
+        warning=" ".join(data.warnings),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
             "interpolation": f"{extension.told} x{extension.factor:g}",
@@ -85,7 +91,7 @@ def write_card(
     lines = ["---", _head(title, base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
-    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
+    lines += ["", _ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
     if figure is not None and figure.exists():
         with replacing(folder / figure.name) as copy:
             copy.write(figure.read_bytes())
@@ -98,7 +104,7 @@ def _head(title: str, base: str, data: ReportData) -> str:
     results = eval_results(data)
     head = ModelCardData(
         base_model=base if is_hub_name(base) and not Path(base).exists() else None,
-        license=license_of(base),
+        license=license_of(base) if base else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["long-context", "pose", "rope"],
@@ -110,15 +116,11 @@ def _head(title: str, base: str, data: ReportData) -> str:
 
 def eval_results(data: ReportData) -> list[EvalResult]:
     """Return the results of the extended models for the hub."""
+    names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
     results = []
     for number in data.numbers:
-        if number.measure.hub and number.label in data.extended:
-            task = number.measure.short
-            fields = {"text": number.text, "task": task, "title": task_title(task), "length": number.length}
-            names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
-            about: dict[str, Any] = dict(
-                zip(names, (part.format(**fields) for part in number.measure.hub), strict=True)
-            )
+        if number.hub and number.label in data.extended:
+            about: dict[str, Any] = dict(zip(names, number.hub, strict=True))
             value = round(number.value.mean, 3)
             results.append(EvalResult(task_type="text-generation", metric_value=value, **about))
     return results
@@ -130,39 +132,51 @@ def is_hub_name(name: str) -> bool:
 
 
 def license_of(base: str) -> str | None:
-    """Return the license in a base's local card, or None."""
-    folder = Path(resolve(base)) if base else None
-    card = folder / "README.md" if folder and folder.is_dir() else None
-    if card is None and is_hub_name(base):
-        cached = try_to_load_from_cache(base, "README.md")
-        card = Path(cached) if isinstance(cached, str) else None
-    if card is None or not card.is_file():
-        return None
+    """Return the license in a base's local or cached card, or None."""
+    folder = Path(resolve(base))
+    card = folder / _CARD if folder.is_dir() else Path(str(try_to_load_from_cache(base, _CARD)))
     try:
-        named = ModelCard.load(card, ignore_metadata_errors=True).data.license
+        named = ModelCard.load(card, ignore_metadata_errors=True).data.license if card.is_file() else None
     except (OSError, ValueError, yaml.YAMLError):  # anybody's file
         return None
-    return named if isinstance(named, str) and re.fullmatch(r"[\w.-]+", named) else None
+    return named if isinstance(named, str) else None
 
 
-def _ways_to_load(folder: Path) -> list[str]:
-    """Return the lines on transformers, vLLM and llama.cpp."""
+def _ways_to_load(folder: Path) -> str:
+    """Return the card's text on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     length = promised_length(str(folder)) or config["max_position_embeddings"]
     if base := lora.base_of(str(folder)):
-        return [
-            "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
-            f"```python\n{_peft_code(resolve(base), HERE)}\n```\n",
-            f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
-            'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.save_as: merged` in the recipe.',
-        ]
-    return [
-        "Stock transformers loads it; the interpolation is in `config.json`:\n",
-        f"```python\n{_transformers_code(HERE)}\n```\n",
-        f"{_SHORT_OF_MEMORY}\n",
-        f"- vLLM: `vllm serve {HERE} --max-model-len {length}`",
-        f"- llama.cpp: {llama_cpp(config, length, HERE)}",
-    ]
+        return f"""\
+This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.
+
+```python
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+config = AutoConfig.from_pretrained("{HERE}")  # has the extended RoPE
+base = AutoModelForCausalLM.from_pretrained({json.dumps(resolve(base))}, config=config)
+model = PeftModel.from_pretrained(base, "{HERE}")
+tokenizer = AutoTokenizer.from_pretrained("{HERE}")
+```
+
+Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}
+
+Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.save_as: merged` in the recipe."""
+    return f"""\
+Stock transformers loads it; the interpolation is in `config.json`:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{HERE}")
+tokenizer = AutoTokenizer.from_pretrained("{HERE}")
+```
+
+{_SHORT_OF_MEMORY}
+
+- vLLM: `vllm serve {HERE} --max-model-len {length}`
+- llama.cpp: {llama_cpp(config, length, HERE)}"""
 
 
 def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
@@ -176,27 +190,6 @@ def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
         f"`skipwise export {path} --out model.gguf`, which checks the file in llama.cpp, then "
         f"`llama-server -m model.gguf -c {length}`"
     )
-
-
-def _transformers_code(path: str) -> str:
-    """Return Python code that loads a checkpoint."""
-    return f"""\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained({json.dumps(path)})
-tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
-
-
-def _peft_code(base: str, path: str) -> str:
-    """Return Python code that loads an adapter with its base."""
-    return f"""\
-from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-config = AutoConfig.from_pretrained({json.dumps(path)})  # has the extended RoPE
-base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, config=config)
-model = PeftModel.from_pretrained(base, {json.dumps(path)})
-tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
 
 
 def publish(
@@ -215,24 +208,18 @@ def publish(
 
     Raises:
         ModelError: there is no finished model.
-        RunError: a name is not OWNER/NAME, the card has no license, or the hub refuses.
+        RunError: the hub refuses, or ``private`` is given and the repository is public.
     """
     folder = Path(model_name(str(model)))
     if not (folder / "config.json").exists() or not (folder / _CARD).exists():
         raise ModelError(f"{folder} has no finished model; finish the run with --resume, or give another folder")
     require_unchanged(folder)
-    for given in filter(None, (name, base)):
-        if not is_hub_name(given):
-            raise RunError(f"{given!r} is not a name on the hub; give OWNER/NAME")
     with _with_hub_base(folder, base) as published:
         card = ModelCard.load(published / _CARD)
         card.text = card.text.replace(HERE, name)
         card.data.base_model = base or card.data.base_model
         card.data.license = license or card.data.license
-        if not card.data.license:
-            raise RunError(f"{folder / _CARD} has no license; give the base's, for example --license apache-2.0")
-        files = [path for path in sorted(published.iterdir()) if path.is_file() and not path.name.startswith(".")]
-        for path in files:
+        for path in sorted(published.glob("[!.]*")):
             console.print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)
         console.print(f"\n{card}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"{FILE} has the names of the base and of the training text.", style="yellow")
@@ -241,20 +228,19 @@ def publish(
             return
         api = HfApi()
         try:
-            card.validate()  # by the hub, before a repository is made
             url = api.create_repo(name, private=private or None, exist_ok=True)
             public = private and not api.repo_info(name).private
             if not public:
-                api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=_LEFT_OUT)
-                api.upload_file(repo_id=name, path_or_fileobj=str(card).encode(), path_in_repo=_CARD)
+                card.push_to_hub(name)  # first, because the hub checks its head
+                # Hidden files may have secrets.
+                api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=[".*", _CARD])
         except Exception as error:  # of the hub's HTTP client
-            text = reason(ValueError(" ".join(str(error).split())))
             raise RunError(
-                f"the hub refuses {name} ({type(error).__name__}: {text}); log in with `hf auth login`, unset "
-                "HF_HUB_OFFLINE, check name, license and network, and run the command again"
+                f"the hub refuses {name}: {' '.join(str(error).split())[:300]}. Log in with `hf auth login`, unset HF_HUB_OFFLINE "
+                "and repeat the command"
             ) from error
         if public:
-            raise RunError(f"{name} exists and is public; make it private on the hub, or give another name")
+            raise RunError(f"{name} exists and is public. Make it private on the hub, or give another name")
         console.print(f"published: {url}")
 
 
@@ -276,3 +262,72 @@ def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
         facts = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
         write_seal(copied, facts | {"base": base, "base_fingerprint": None})  # on the hub a commit is the fingerprint
         yield copied
+
+
+@contextmanager
+def one_run(run: RunFolder) -> Iterator[None]:
+    """Let all trackers log into one run, also after a resume.
+
+    The user's own environment variables take precedence.
+    """
+    folder = run.path.absolute()
+    ours = {
+        "TENSORBOARD_LOGGING_DIR": str(folder / "events"),
+        "WANDB_DIR": str(folder),
+        "WANDB__PROJECT": _PROJECT,
+        "WANDB_RUN_ID": short_digest(f"{run.identity} {run.read().get('created')}".encode()),
+        "WANDB_RESUME": "allow",
+    }
+    ours = {name: value for name, value in ours.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def log_results(trackers: Sequence[str], run: RunFolder, measured: Folder, console: Console) -> None:
+    """Log the results of a finished run to each known tracker, once."""
+    logged = run.read().get("logged") or []
+    for name in trackers:
+        if name in logged or name not in ("tensorboard", "wandb", "trackio") or name not in LOGGER_TYPE_TO_CLASS:
+            continue
+        try:
+            _log(name, run, measured)
+        except Exception as error:  # network, account or files of a tracker; the run folder has all results
+            text = f"{name}: results not logged ({type(error).__name__}: {reason(error)}); --resume logs them"
+            console.print(text, style="yellow")
+        else:
+            logged = [*logged, name]
+            run.record(logged=logged)
+
+
+def _log(name: str, run: RunFolder, measured: Folder) -> None:
+    PartialState()  # accelerate's trackers need it
+    project, options = {
+        "tensorboard": (".", {"logging_dir": os.environ["TENSORBOARD_LOGGING_DIR"]}),
+        "wandb": (os.environ["WANDB__PROJECT"], {"name": run.path.name}),
+        "trackio": (_PROJECT, {"name": run.path.name, "resume": "allow"}),
+    }[name]
+    tracker = LOGGER_TYPE_TO_CLASS[name](project, **options)
+    tracker.start()
+    by_step: dict[int, dict[str, float]] = defaultdict(dict)
+    for (mode, window), curve in perplexity_by_step(measured).items():
+        for step, value in curve.items():
+            by_step[step][f"evaluation/perplexity {mode} {format_length(window)}"] = value.mean
+    by_step[int((run.read().get("training") or {}).get("steps", 0))] |= scalars(ReportData([measured]))
+    for step, values in sorted(by_step.items()):
+        x = {} if name == "tensorboard" else {"train/global_step": step}  # transformers' x axis in wandb
+        tracker.log(values | x, step=None if name == "wandb" else step)
+    tracker.finish()
+
+
+def scalars(data: ReportData) -> dict[str, float]:
+    """Return the tracked numbers of each model, by their names in trackers."""
+    return {
+        f"results/{f'{data.ruler_name} ' if n.measure.group == 'ruler by task' else ''}{n.measure.short} "
+        f"{format_length(n.length or 0)}/{n.label}": n.value.mean
+        for n in data.numbers
+        if n.measure.group in TRACKED
+    }
