@@ -21,22 +21,12 @@ from skipwise.report.rows import (
     Row,
     benchmarks_of,
     format_points,
-    judgements,
+    judge,
     rows_of,
 )
+from skipwise.results import scores
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
-from skipwise.results.scores import (
-    PAPER,
-    RulerScores,
-    Score,
-    average,
-    is_of_paper,
-    paired_at,
-    paper_records,
-    score,
-    shared_tasks,
-)
-from skipwise.results.scores import difference as score_difference
+from skipwise.results.scores import PAPER, RulerScores
 from skipwise.results.statistics import (
     FEWEST_SEGMENTS,
     Interval,
@@ -81,16 +71,11 @@ def _perplexity(value: Interval, brief: bool) -> str:
     return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
 
 
-def _percent(text: str, value: Interval, brief: bool) -> str:
-    return text if brief else f"{text} [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+def _percent(form: Callable[[float], str], value: Interval, brief: bool) -> str:
+    return form(value.mean) + ("" if brief else f" [{100 * value.low:.0f}, {100 * value.high:.0f}]")
 
 
-def _share(value: Interval, brief: bool) -> str:
-    return _percent(format_share(value.mean), value, brief)
-
-
-def _score(value: Interval, brief: bool) -> str:
-    return _percent(f"{100 * value.mean:.1f}", value, brief)
+_SCORE = partial(_percent, lambda share: f"{100 * share:.1f}")
 
 
 def _mean(form: str, value: Interval, brief: bool) -> str:
@@ -171,7 +156,7 @@ class ReportData:
     @cached_property
     def judged(self) -> list[Judgement]:
         """A judgement of each extended model."""
-        return judgements(self.rows)
+        return judge(self.rows)
 
     @cached_property
     def numbers(self) -> list[Number]:
@@ -239,14 +224,10 @@ class ReportData:
         lengths = {row.original for row in self.rows if row.judged}
         return lengths.pop() if len(lengths) == 1 else None
 
-    def few(self, labels: Sequence[str]) -> list[str]:
-        """Return all labels, or of many the extended models'."""
-        return list(labels) if len(self.rows) <= 4 else [label for label in labels if label in self.extended]
-
     @cached_property
     def ruler_tasks(self) -> list[str]:
         """RULER's tasks in the averages: measured at every length of every model."""
-        return shared_tasks([row.ruler for row in self.rows if row.ruler])
+        return scores.shared_tasks([row.ruler for row in self.rows if row.ruler])
 
     @cached_property
     def stand_in_tasks(self) -> set[str]:
@@ -271,7 +252,10 @@ def _numbers(data: ReportData) -> Iterator[Number]:
             count = len(row.sliding[window])
             yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, count, title, hub=hub)
         for task, lengths in row.found.items():
-            name, measure = task_title(task), Measure(f"found, {task}, %", "found", task, 100, _share)
+            name, measure = (
+                task_title(task),
+                Measure(f"found, {task}, %", "found", task, 100, partial(_percent, format_share)),
+            )
             title = f"{name.capitalize()} found, by prompt length (higher is better)"
             for length, (hits, prompts) in lengths.items():
                 value = Interval(hits / prompts, *wilson_interval(hits, prompts))
@@ -282,7 +266,7 @@ def _numbers(data: ReportData) -> Iterator[Number]:
     for judgement in data.judged:
         yield from _judged(judgement, f"Loss by position: {judgement.row.label}" if data.evaluated else "")
     title = f"{data.ruler_name}, average of {counted(len(data.ruler_tasks), 'task')}"
-    measure = Measure(f"{title}, %", "ruler", "ruler", 100, _score)
+    measure = Measure(f"{title}, %", "ruler", "ruler", 100, _SCORE)
     title = f"{title} in %, by prompt length (higher is better)"
     for row in data.rows:
         for length in row.ruler.lengths if row.ruler else ():
@@ -295,13 +279,13 @@ def _numbers(data: ReportData) -> Iterator[Number]:
         yield from _other_texts(folder, f"{folder.name} · " if len(data.folders) > 1 else "")
 
 
-def _ruler_scores(data: ReportData, row: Row, scores: RulerScores) -> Iterator[Number]:
+def _ruler_scores(data: ReportData, row: Row, ruler: RulerScores) -> Iterator[Number]:
     """Yield the score of each task, for tables by length or model."""
     name = data.ruler_name
     several = sum(row.judged for row in data.rows if row.ruler) > 1
-    for task, length, _ in scores.means:
-        measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _score)
-        value, prompts = scores.score(task, length), len(scores.prompts[task][length])
+    for task, length, _ in ruler.means:
+        measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _SCORE)
+        value, prompts = ruler.score(task, length), len(ruler.prompts[task][length])
         assert value is not None
         title = f"{name} by task at {format_length(length)} in %" if several else f"{name} by task in %: {row.model}"
         hub = f"skipwise/ruler-{task}", f"{name}, {task}", "accuracy", f"mean score, prompts of {length:,} tokens"
@@ -332,10 +316,7 @@ def _judged(judgement: Judgement, title: str) -> Iterator[Number]:
 
 
 def _differences(data: ReportData) -> Iterator[Number]:
-    """Yield the scores of further extended models minus the first one's.
-
-    RULER's is of the average over ``data.ruler_tasks``.
-    """
+    """Yield the scores of further extended models minus the first one's; of RULER its average."""
     rows = list({row.name: row for row in data.rows if row.judged and (row.trials or row.ruler)}.values())
     for first, row in ((rows[0], row) for row in rows[1:]):
         shares = {
@@ -345,14 +326,12 @@ def _differences(data: ReportData) -> Iterator[Number]:
         }
         if row.ruler and first.ruler:
             for length in row.ruler.lengths:
-                shares[data.ruler_name, length] = paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
+                shares[data.ruler_name, length] = scores.paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
         title = f"Difference to {first.model} on the same prompts, in points (95% interval)"
         for (task, length), value in shares.items():
-            measure = Measure(
-                f"{task}, % more than {first.model}", "differences", task, 100, lambda v, _: format_points(v)
-            )
-            place = f"{task}, {format_length(length)}"
             if value:
+                form, place = (lambda value, brief: format_points(value)), f"{task}, {format_length(length)}"
+                measure = Measure(f"{task}, % more than {first.model}", "differences", task, 100, form)
                 yield Number(row.model, "", measure, length, value, row.model, 0, title, place, row.model)
 
 
@@ -364,29 +343,26 @@ def _benchmarks(data: ReportData) -> Iterator[Number]:
     """Yield benchmark scores; of the paper's benchmarks also averages and differences to bases."""
     records = benchmarks_of(data.folders)
     for r in records:
-        if not is_of_paper(r):
+        if not scores.is_of_paper(r):
             name, form = f"{r.task}, {r.fewshot}-shot, {r.metric}", partial(_with_standard_error, "{:.4f}", "")
-            measure, value = (
-                Measure(f"benchmark {name}", "benchmarks", form=form),
-                _with_error(r.value, r.standard_error),
-            )
-            yield Number(r.arm, "", measure, None, value, "", 0, "Benchmarks (standard error)", name, r.arm)
-    paper = paper_records(records)
+            value, place = _with_error(r.value, r.standard_error), ("Benchmarks (standard error)", name, r.arm)
+            yield Number(r.arm, "", Measure(f"benchmark {name}", "benchmarks", form=form), None, value, "", 0, *place)
+    paper = scores.paper_records(records)
     limits = sorted({r.limit for own in paper.values() for r in own.values() if r.limit})
     title = "The paper's benchmarks (its Table 3) in % (standard error; * other questions)"
     title += f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
     bases = {m["label"]: str(m.get("base") or "") for folder in data.folders for m in folder.models}
-    columns: list[tuple[str, str, dict[str, Score]]] = []
+    columns: list[tuple[str, str, dict[str, scores.Score]]] = []
     for model in sorted(paper, key=lambda model: model not in bases.values()):
         own, theirs = paper[model], paper.get(bases.get(model, ""), {})
-        columns.append((model, model, {task: score(own[task]) for task in own}))
-        changes = {task: score_difference(own[task], theirs[task]) for task in own if task in theirs}
+        columns.append((model, model, {task: scores.score(own[task]) for task in own}))
+        changes = {task: scores.difference(own[task], theirs[task]) for task in own if task in theirs}
         columns.append((model, f"{model} less its base", changes))
-    for model, column, scores in columns:
-        if mean := average(scores):
-            scores["average"] = mean
-        for task in filter(scores.__contains__, (*PAPER, "average")):
-            row, name, result = task, task, scores[task]
+    for model, column, results in columns:
+        if mean := scores.average(results):
+            results["average"] = mean
+        for task in filter(results.__contains__, (*PAPER, "average")):
+            row, name, result = task, task, results[task]
             if how := PAPER.get(task):
                 row, name = f"{how.title}, {how.fewshot}-shot", f"{task}, {how.fewshot}-shot, {how.metric}"
             if result.paired is None:

@@ -272,26 +272,28 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     rank = {name: i for i, name in enumerate(ARM_NAMES)}
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
-        own: dict[tuple[str, str], Row] = {}  # by model and text
+        by_text: dict[tuple[str, str], Row] = {}  # and by model
         readings = [
             r for r in folder.records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
         ]
         several = len({r.data for r in readings}) > 1
         for r in readings:
-            row = own.setdefault((r.arm, r.data), _row(folder, run, r.arm, r.data, names[r.data] if several else ""))
+            row = by_text.setdefault(
+                (r.arm, r.data), _row(folder, run, r.arm, r.data, names[r.data] if several else "")
+            )
             row.sliding.setdefault(r.window, {})[r.document] = r
-        first = {row.name: row for row in reversed(own.values())}  # row of a model that has its prompts
+        first = {row.name: row for row in reversed(by_text.values())}  # row of a model that has its prompts
         trials = [r for r in folder.records if isinstance(r, TrialRecord)]
         scores = {s.arm: s for s in scores_of(r for r in folder.records if isinstance(r, RulerRecord))}
         for name in dict.fromkeys([*(t.arm for t in trials), *scores]):
             if name not in first:
-                first[name] = own[name, ""] = _row(folder, run, name)
+                first[name] = by_text[name, ""] = _row(folder, run, name)
             first[name].ruler = scores.get(name)
         for t in trials:
             first[t.arm].trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
         for row in first.values():
             row.trials = {task: dict(sorted(lengths.items())) for task, lengths in row.trials.items()}
-        rows += sorted(own.values(), key=lambda row: rank.get(row.name, len(rank)))
+        rows += sorted(by_text.values(), key=lambda row: rank.get(row.name, len(rank)))
     return _merged_baselines(sorted(rows, key=lambda row: row.name not in BASELINES))
 
 
@@ -319,15 +321,16 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
     return [group[0] for group in merged.values()]
 
 
-def judgements(rows: Sequence[Row]) -> list[Judgement]:
+def judge(rows: Sequence[Row]) -> list[Judgement]:
     """Judge every extended model on its first text."""
     judged: dict[tuple[str, str], Judgement] = {}
     for row in rows:
         if row.judged and (row.run, row.name) not in judged:
             bases = [r for r in rows if r.name == row.base and r.data == row.data]
-            own = [r for r in bases if row.run in r.runs]
-            only = bases if len(bases) == 1 else []  # another run's, if this run did not measure the base
-            judged[row.run, row.name] = _judge(row, next(iter(own or only), None))
+            bases = [r for r in bases if row.run in r.runs] or bases[
+                : len(bases) == 1
+            ]  # else another run's, if only one
+            judged[row.run, row.name] = _judge(row, bases[0] if bases else None)
     return list(judged.values())
 
 

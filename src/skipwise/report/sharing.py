@@ -42,7 +42,6 @@ _SHORT_OF_MEMORY = (
     "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
 )
 _CARD = "README.md"
-_PROJECT = "skipwise"  # in trackers
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
@@ -50,15 +49,15 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
     facts, original, data = run.read(), extension.rope.original_length, ReportData([measured])
     best = {}
     if kept := facts.get("kept"):
+        text = recipe.measured_sources[0]
         best["step"] = (
-            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
-            f"of {recipe.measured_sources[0]}"
+            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out {text}"
         )
-    folder = Path(expanded(recipe.model))
-    base = folder.absolute().name if folder.is_dir() else recipe.model  # without a local path
+    base = Path(expanded(recipe.model))
+    name = base.absolute().name if base.is_dir() else recipe.model  # without a local path
     write_card(
         run.model,
-        title=f"{base}, extended from {original:,} to {extension.target_length:,} tokens",
+        title=f"{name}, extended from {original:,} to {extension.target_length:,} tokens",
         headline=data.judged[0].headline if data.judged else "The effective length was not measured",
         warning=" ".join(data.warnings),
         facts={
@@ -88,19 +87,6 @@ def write_card(
 ) -> None:
     """Write the card into ``folder``, with a copy of the PNG ``figure``."""
     data = data or ReportData([])
-    lines = ["---", _head(title, base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
-    lines += [plain(warning), ""] if warning else []
-    lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
-    lines += ["", _ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
-    if figure is not None and figure.exists():
-        with replacing(folder / figure.name) as copy:
-            copy.write(figure.read_bytes())
-        lines += ["", f"![Perplexity by window]({figure.name})"]
-    write_text(folder / "README.md", "\n".join(lines) + "\n")
-
-
-def _head(title: str, base: str, data: ReportData) -> str:
-    """Return the card's YAML, without a base that is local."""
     results = eval_results(data)
     head = ModelCardData(
         base_model=base if is_hub_name(base) and not Path(base).exists() else None,
@@ -111,7 +97,15 @@ def _head(title: str, base: str, data: ReportData) -> str:
         model_name=title if results else None,
         eval_results=results or None,
     )
-    return head.to_yaml().strip()
+    lines = ["---", head.to_yaml().strip(), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
+    lines += [plain(warning), ""] if warning else []
+    lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
+    lines += ["", _ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
+    if figure is not None and figure.exists():
+        with replacing(folder / figure.name) as copy:
+            copy.write(figure.read_bytes())
+        lines += ["", f"![Perplexity by window]({figure.name})"]
+    write_text(folder / _CARD, "\n".join(lines) + "\n")
 
 
 def eval_results(data: ReportData) -> list[EvalResult]:
@@ -247,12 +241,12 @@ def publish(
 @contextmanager
 def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
     """Yield the folder, or a copy of a local-base adapter with ``base``."""
-    own = lora.base_of(str(folder))
-    if own is None or is_hub_name(own):
+    present = lora.base_of(str(folder))
+    if present is None or is_hub_name(present):
         yield folder
         return
     if base is None:
-        raise RunError(f"{folder} is an adapter of {own}, which is not a name on the hub; give --base OWNER/NAME")
+        raise RunError(f"{folder} is an adapter of {present}, which is not a name on the hub; give --base OWNER/NAME")
     with TemporaryDirectory() as place:
         copied = Path(shutil.copytree(folder, Path(place) / folder.name))
         lora.name_base(copied, base)
@@ -274,7 +268,7 @@ def one_run(run: RunFolder) -> Iterator[None]:
     ours = {
         "TENSORBOARD_LOGGING_DIR": str(folder / "events"),
         "WANDB_DIR": str(folder),
-        "WANDB__PROJECT": _PROJECT,
+        "WANDB_PROJECT": "skipwise",
         "WANDB_RUN_ID": short_digest(f"{run.identity} {run.read().get('created')}".encode()),
         "WANDB_RESUME": "allow",
     }
@@ -307,8 +301,8 @@ def _log(name: str, run: RunFolder, measured: Folder) -> None:
     PartialState()  # accelerate's trackers need it
     project, options = {
         "tensorboard": (".", {"logging_dir": os.environ["TENSORBOARD_LOGGING_DIR"]}),
-        "wandb": (os.environ["WANDB__PROJECT"], {"name": run.path.name}),
-        "trackio": (_PROJECT, {"name": run.path.name, "resume": "allow"}),
+        "wandb": (os.environ["WANDB_PROJECT"], {"name": run.path.name}),
+        "trackio": ("skipwise", {"name": run.path.name, "resume": "allow"}),
     }[name]
     tracker = LOGGER_TYPE_TO_CLASS[name](project, **options)
     tracker.start()

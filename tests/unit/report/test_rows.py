@@ -12,7 +12,7 @@ from rich.console import Console
 from skipwise.errors import RunError
 from skipwise.report.numbers import Number, ReportData
 from skipwise.report.page import Table, rich_table, summary_markdown, summary_table, tables_of
-from skipwise.report.rows import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
+from skipwise.report.rows import COST_LIMIT, Folder, benchmarks_of, judge, read_folder, rows_of
 from skipwise.report.sharing import eval_results, scalars
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, append_record
 from skipwise.results.scores import PAPER
@@ -24,7 +24,7 @@ KINDS = ("prose", "mathematics", "code")
 
 
 def judged(*records, info=INFO):
-    [one] = judgements(rows_of([Folder("run", list(records), info)]))
+    [one] = judge(rows_of([Folder("run", list(records), info)]))
     return one
 
 
@@ -53,7 +53,7 @@ def test_every_number_has_its_formula(tmp_path) -> None:
         random_readings(seed, name, window) for seed, name, window in ((0, "m", 2048), (1, "m", 256), (2, "base", 256))
     )
     records = [*whole, *reversed(short), *base[3:], *base[:3], *trials("m", 256, 40, 40), *trials("m", 2048, 39, 40)]
-    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    [one] = judge(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
     row, every = one.row, slice(None)
 
     def total(read, buckets=every, what="nll") -> float:
