@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, reason
@@ -213,7 +213,8 @@ def publish(
         card.text = card.text.replace(HERE, name)
         card.data.base_model = base or card.data.base_model
         card.data.license = license or card.data.license
-        for path in sorted(published.glob("[!.]*")):
+        files = sorted(published.glob("[!.]*"))  # hidden files may have secrets
+        for path in files:
             console.print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)
         console.print(f"\n{card}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"{FILE} has the names of the base and of the training text.", style="yellow")
@@ -225,9 +226,9 @@ def publish(
             url = api.create_repo(name, private=private or None, exist_ok=True)
             public = private and not api.repo_info(name).private
             if not public:
-                card.push_to_hub(name)  # first, because the hub checks its head
-                # Hidden files may have secrets.
-                api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=[".*", _CARD])
+                operations = [CommitOperationAdd(path.name, path) for path in files if path.name != _CARD]
+                operations.append(CommitOperationAdd(_CARD, str(card).encode()))
+                api.create_commit(name, operations, commit_message="Upload by skipwise")
         except Exception as error:  # of the hub's HTTP client
             raise RunError(
                 f"the hub refuses {name}: {' '.join(str(error).split())[:300]}. Log in with `hf auth login`, unset HF_HUB_OFFLINE "

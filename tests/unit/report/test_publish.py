@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import CommitOperationAdd, ModelCard
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError
@@ -58,18 +57,16 @@ class Hub:
         self.made.append((name, private))
         return f"https://hub/{name}"
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str]) -> None:
-        names = filter_repo_objects([path.name for path in folder_path.iterdir()], ignore_patterns=ignore_patterns)
-        self.sent |= {name: (folder_path / name).read_bytes() for name in names}
+    def create_commit(self, name: str, operations: list[CommitOperationAdd], *, commit_message: str) -> None:
+        for operation in operations:
+            with operation.as_file() as file:
+                self.sent[operation.path_in_repo] = file.read()
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
     monkeypatch.setattr(publishing, "HfApi", lambda: made)
-    monkeypatch.setattr(
-        ModelCard, "push_to_hub", lambda card, name: made.sent.update({"README.md": str(card).encode()})
-    )
     return made
 
 
