@@ -115,7 +115,7 @@ def evaluate(
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
-        other=only is None,
+        other_texts=only is None,
         tasks=[] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
         ruler_data=ruler_data,
         num_prompts=trials,

@@ -217,7 +217,7 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
     """Compare engines with this environment's transformers; llama.cpp reads a GGUF file of type f32.
 
-    ``model`` is a folder, as ``model_folder`` returns it; ``length`` is in tokens, for a target too long for this machine.
+    ``model`` is a folder, as ``model_folder`` returns it; ``length`` limits the tokens, for a target too long to read.
     """
     from skipwise.engines.export import write_gguf  # which imports this module
 

@@ -271,7 +271,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
 
 
 def _quantise(source: Path, out: Path, kind: str) -> None:
-    """Quantise a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``, but rows that blocks of 256 do not divide."""
+    """Quantise the matrices of a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``, where blocks fit."""
     import gguf
     import xllamacpp
 

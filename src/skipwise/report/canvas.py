@@ -201,7 +201,6 @@ def _svg(plot: Plot) -> str:
 
 def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     from matplotlib import style as styles
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     ink, faint = (_INK, _FAINT) if kind == "svg" else (_PNG_INK, _PNG_FAINT)
@@ -210,7 +209,6 @@ def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     # A matplotlibrc in the working folder could run LaTeX on our texts: leave it out.
     with styles.context(style, after_reset=True):
         figure = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         plot.draw(axes, ink)
         title = textwrap.wrap(plot.title, 42)

@@ -245,26 +245,25 @@ def position_plots(data: ReportData) -> Iterator[Plot]:
     first = {row.label: {n: Interval(p.mean, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
     gain, excess = (_intervals(data.curves("position", measure.short)) for measure in (GAIN, EXCESS))
     bases = [row.label for row in read if not row.judged]
-    places, grey = "position (tokens)", LOOKS["original"].colour
-    gain_caption = (
-        "Loss of a token in a window of the original length, minus its loss with the whole document as context. Above zero, the "
-        "model uses far text. Each point covers the tokens since the point before it."
-    )
-    excess_caption = (
-        "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the model is "
-        "better than its base."
-    )
-    first_caption = "From one pass over each document: a token's loss does not depend on later text."
-    first_caption += f" {bases[0]} reads no farther than its own window." if len(bases) == 1 else ""
-    for name, title, axes, curves, zero, caption in (
-        ("gain", "Gain by far text, by position", (places, "gain (nats per token)"), gain, "no gain", gain_caption),
-        ("excess", "Loss over the base, by position", (places, "difference (nats per token)"), excess, " and ".join(bases), excess_caption),
-        ("first-tokens", "Perplexity of the first tokens", ("tokens read", "perplexity"), first, "", first_caption),
-    ):  # fmt: skip
+    plots = {
+        "gain": ("Gain by far text, by position", "gain (nats per token)", gain, "no gain"),
+        "excess": ("Loss over the base, by position", "difference (nats per token)", excess, " and ".join(bases)),
+        "first-tokens": ("Perplexity of the first tokens", "perplexity", first, ""),
+    }
+    captions = {
+        "gain": "Loss of a token in a window of the original length, minus its loss with the whole document as context. Above "
+        "zero, the model uses far text. Each point covers the tokens since the point before it.",
+        "excess": "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the "
+        "model is better than its base.",
+        "first-tokens": "From one pass over each document: a token's loss does not depend on later text."
+        + (f" {bases[0]} reads no farther than its own window." if len(bases) == 1 else ""),
+    }
+    for name, (title, axis, curves, zero) in plots.items():
         if any(len(curve) > 1 for curve in curves.values()):
-            curves = {label: curve for label, curve in curves.items() if curve}
-            levels = [(0.0, grey, zero)] if zero else []
-            yield curve_plot(name, title, axes, curves, data.original, caption, looks=data.looks, levels=levels)
+            axes = "tokens read" if name == "first-tokens" else "position (tokens)", axis
+            lines = {label: curve for label, curve in curves.items() if curve}
+            levels = [(0.0, LOOKS["original"].colour, zero)] if zero else []
+            yield curve_plot(name, title, axes, lines, data.original, captions[name], looks=data.looks, levels=levels)
 
 
 def loss_plots(data: ReportData) -> Iterator[Plot]:

@@ -252,10 +252,8 @@ def _numbers(data: ReportData) -> Iterator[Number]:
             count = len(row.sliding[window])
             yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, count, title, hub=hub)
         for task, lengths in row.found.items():
-            name, measure = (
-                task_title(task),
-                Measure(f"found, {task}, %", "found", task, 100, partial(_percent, format_share)),
-            )
+            name, form = task_title(task), partial(_percent, format_share)
+            measure = Measure(f"found, {task}, %", "found", task, 100, form)
             title = f"{name.capitalize()} found, by prompt length (higher is better)"
             for length, (hits, prompts) in lengths.items():
                 value = Interval(hits / prompts, *wilson_interval(hits, prompts))
@@ -285,7 +283,7 @@ def _ruler_scores(data: ReportData, row: Row, ruler: RulerScores) -> Iterator[Nu
     several = sum(row.judged for row in data.rows if row.ruler) > 1
     for task, length, _ in ruler.means:
         measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _SCORE)
-        value, prompts = ruler.score(task, length), len(ruler.prompts[task][length])
+        value, prompts = ruler.average(length, [task]), len(ruler.prompts[task][length])
         assert value is not None
         title = f"{name} by task at {format_length(length)} in %" if several else f"{name} by task in %: {row.model}"
         hub = f"skipwise/ruler-{task}", f"{name}, {task}", "accuracy", f"mean score, prompts of {length:,} tokens"

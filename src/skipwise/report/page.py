@@ -1,4 +1,4 @@
-"""Numbers -> tables for the page, the terminal and Markdown; the HTML page of runs or of an evaluation, from records alone."""
+"""Numbers -> tables for the page, the terminal and Markdown; the HTML page of runs or of an evaluation."""
 
 import html
 from collections.abc import Collection, Iterable, Sequence
@@ -34,7 +34,7 @@ class Table:
     group: str  # of its numbers: a short name for the heads of joined tables
     head: list[str]  # of each column; the first is of the rows' labels
     rows: list[list[str]]  # cells, the label first
-    strong: frozenset[int] = frozenset()  # numbers of the highlighted rows
+    strong: Collection[str] = ()  # labels of highlighted rows
 
 
 def tables_of(data: ReportData, groups: Iterable[str] = GROUPS, *, brief: bool = False) -> list[Table]:
@@ -51,14 +51,10 @@ def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
     """Arrange the numbers of one table by row and column."""
     group = numbers[0].measure.group
     cells: dict[tuple[Any, Any], Number] = {(n.row or n.label, n.column or n.length): n for n in numbers}
-    ranks: dict[Any, int] = {}
-    for places, number in cells.items():
-        ranks |= {place: min(number.measure.rank, ranks.get(place, number.measure.rank)) for place in places}
-    labels = sorted(dict.fromkeys(label for label, _ in cells), key=lambda label: ranks[label])
-    lengths = all(isinstance(column, int) for _, column in cells)
-    columns = sorted(
-        dict.fromkeys(column for _, column in cells), key=lambda column: column if lengths else ranks[column]
-    )
+    places = sorted(cells, key=lambda place: cells[place].measure.rank)
+    labels, columns = (list(dict.fromkeys(place[side] for place in places)) for side in (0, 1))
+    if all(isinstance(column, int) for column in columns):
+        columns.sort()
     brief &= group != "found" or len(columns) > 4 or not data.evaluated
 
     def write(number: Number | None) -> str:
@@ -66,16 +62,10 @@ def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
 
     rows = [[label, *(write(cells.get((label, column))) for column in columns)] for label in labels]
     head = [GROUPS[group], *(format_length(column) if isinstance(column, int) else str(column) for column in columns)]
-    name = numbers[0].measure.short if group in SUMMARY else group
-    return Table(
-        numbers[0].table, name, head, rows, _strong(labels, data.extended) if group in SUMMARY else frozenset()
-    )
-
-
-def _strong(labels: Sequence[str], extended: Collection[str]) -> frozenset[int]:
-    """Return the numbers of the extended models among baselines."""
-    strong = frozenset(i for i, label in enumerate(labels) if label in extended)
-    return strong if len(strong) < len(labels) else frozenset()
+    if group not in SUMMARY:
+        return Table(numbers[0].table, group, head, rows)
+    strong = data.extended if not data.extended.issuperset(labels) else set()
+    return Table(numbers[0].table, numbers[0].measure.short, head, rows, strong)
 
 
 def rich_table(table: Table) -> RenderableType:
@@ -83,8 +73,8 @@ def rich_table(table: Table) -> RenderableType:
     grid = RichTable(box=None, pad_edge=False, header_style="dim")
     for number, column in enumerate(table.head):
         grid.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for number, row in enumerate(table.rows):
-        grid.add_row(*map(Text, row), style="bold" if number in table.strong else None)
+    for row in table.rows:
+        grid.add_row(*map(Text, row), style="bold" if row[0] in table.strong else None)
     return Group(Text(table.title), grid) if table.title else grid
 
 
@@ -111,7 +101,7 @@ def summary_markdown(data: ReportData) -> str:
 
 def _joined(tables: Sequence[Table], separator: str) -> Table:
     """Join tables side by side, with their groups in the heads."""
-    head, strong = [f"{separator.strip(' ')}arm"], {table.rows[i][0] for table in tables for i in table.strong}
+    head, strong = [f"{separator.strip(' ')}arm"], {label for table in tables for label in table.strong}
     cells: dict[str, dict[int, str]] = {}
     for table in tables:
         for number, column in enumerate(table.head[1:], 1):
@@ -119,7 +109,7 @@ def _joined(tables: Sequence[Table], separator: str) -> Table:
                 cells.setdefault(row[0], {})[len(head)] = row[number]
             head.append(f"{table.group if number == 1 or separator == ' ' else ''}{separator}{column}")
     rows = [[label, *(row.get(place, "–") for place in range(1, len(head)))] for label, row in cells.items()]
-    return Table("", "", head, rows, _strong([row[0] for row in rows], strong))
+    return Table("", "", head, rows, strong)
 
 
 def evaluation_summary(folder: Folder) -> RenderableType:
@@ -174,15 +164,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     figures = draw_figures(data, page.parent / "figures")
     head = ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     write_csv(page.parent / "numbers.csv", [head, *(number.cells for number in data.numbers)])
-    environment = Environment(
-        loader=PackageLoader("skipwise", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("report.html.j2")
-    text = template.render(
+    text = render(
+        "report.html.j2",
         data=data,
         folders=data.folders,
         title=_title(data),
@@ -194,6 +177,18 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     )
     write_text(page, text)
     return page
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of ``assets``; a missing value is an error."""
+    environment = Environment(
+        loader=PackageLoader("skipwise", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
 
 
 def _title(data: ReportData) -> str:

@@ -1,4 +1,4 @@
-"""Read a folder of ``skipwise extend`` or ``evaluate``: a row for each model and text, a judgement of each extended model."""
+"""Read a folder of ``extend`` or ``evaluate``: a row for each model and text, a judgement of each extended model."""
 
 import math
 from collections import Counter, defaultdict
