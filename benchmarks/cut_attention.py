@@ -17,8 +17,7 @@ from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.specification import EvaluatedModel, doubled_windows, find_models, specify
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
-from skipwise.report.folder import read_folder
-from skipwise.report.rows import judgements, rows_of
+from skipwise.report.rows import judge, read_folder, rows_of
 
 
 def in_blocks(model: Any, block: int) -> Any:
@@ -67,7 +66,7 @@ def main() -> None:
     print("\n| | effective length | perplexity by window | passkeys found | gain by far text, last bucket |")
     print("|---|---|---|---|---|")
     for label in ("whole", "cut"):
-        one = judgements(rows_of([read_folder(chosen.out / label)]))[0]
+        one = judge(rows_of([read_folder(chosen.out / label)]))[0]
         perplexities = ", ".join(f"{w:,}: {p.mean:.2f}" for w, p in one.row.perplexity.items())
         passkeys = ", ".join(f"{n:,}: {hits} of {asked}" for n, (hits, asked) in one.row.found["passkey"].items())
         print(f"| {label} | {one.effective.tokens:,} | {perplexities} | {passkeys} | {one.buckets[-1].gain} |")

@@ -17,7 +17,7 @@ from reproduction.scores import collect
 from reproduction.tables import block_markdown
 from reproduction.verdicts import Finding, judge
 from skipwise.errors import RunError
-from skipwise.report.tables import markdown_table
+from skipwise.report.page import markdown_table
 from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 

@@ -19,11 +19,9 @@ from skipwise.method.coverage import coverage
 from skipwise.model.loading import require_saved
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.folder import read_folder
-from skipwise.report.model_card import write_run_card
-from skipwise.report.page import write_page
-from skipwise.report.tables import summary_table
-from skipwise.report.trackers import log_results, one_run
+from skipwise.report.page import summary_table, write_page
+from skipwise.report.rows import read_folder
+from skipwise.report.sharing import log_results, one_run, write_run_card
 from skipwise.results.files import write_text
 from skipwise.results.records import CoverageRecord, Results
 from skipwise.results.run_folder import RunFolder

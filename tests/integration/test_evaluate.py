@@ -13,8 +13,7 @@ from benchmarks.cut_attention import in_blocks
 from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
-from skipwise.report.folder import read_folder
-from skipwise.report.rows import judgements, rows_of
+from skipwise.report.rows import judge, read_folder, rows_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
@@ -67,7 +66,7 @@ def evaluated(finished, models, tmp_path):
 
 
 def judged(folder: Path) -> list:
-    return judgements(rows_of([read_folder(folder)]))
+    return judge(rows_of([read_folder(folder)]))
 
 
 def records(folder: Path) -> list:

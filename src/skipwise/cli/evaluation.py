@@ -84,9 +84,8 @@ def evaluate(
     from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.specification import doubled_windows, find_models, specify
     from skipwise.model.precision import choose_precision
-    from skipwise.report.folder import read_folder
-    from skipwise.report.page import write_page
-    from skipwise.report.tables import evaluation_summary
+    from skipwise.report.page import evaluation_summary, write_page
+    from skipwise.report.rows import read_folder
 
     part, windows, longest = read_shard(shard), read_lengths(lengths), read_length(target)
     if windows and longest:

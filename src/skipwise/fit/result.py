@@ -18,7 +18,7 @@ from skipwise.method.interpolation import rope_parameters
 from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.recipes.loading import to_text
-from skipwise.report.canvas import ARM_LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.report.canvas import LOOKS, Plot, base_line, length_axis, mark_original, write
 from skipwise.report.page import render
 from skipwise.results.files import read_json, write_json, write_text
 
@@ -238,8 +238,8 @@ def loss_plot(fit: Fit) -> Plot:
 
     def draw(axes: "Axes", ink: str) -> None:
         for role, curve in curves.items():
-            axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
-        base_line(axes, 0.0, ARM_LOOKS["original"].colour)
+            axes.plot(list(curve), list(curve.values()), label=role, **LOOKS[_LOOKS[role]].line)
+        base_line(axes, 0.0, LOOKS["original"].colour)
         axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
         length_axis(axes, fit.edges[1:], "place in one window (tokens)")
         axes.set_ylabel("nats above the base")
