@@ -29,11 +29,6 @@ from skipwise.results.run_folder import LAUNCHED_BY, command_line
 ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``
 _ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
-_WRAPPERS = {
-    "ddp": {"DistributedDataParallel"},
-    "fsdp": {"FSDPModule", "FullyShardedDataParallel"},
-    "zero3": {"DeepSpeedEngine"},
-}
 _LONGEST_WAIT = timedelta(days=7)  # rank 0 may tokenise for hours while the others wait
 
 
@@ -45,6 +40,8 @@ def processes_of(engine: str, processes: int | None) -> int:
         raise RecipeError(f"--launch {engine} needs 2 or more processes, not {processes}; give --processes")
     if engine.startswith("zero3") and find_spec("deepspeed") is None:
         raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
+    if engine == "fsdp" and default_device().type == "cpu":  # accelerate would replace it by DDP
+        raise RecipeError("--launch fsdp needs GPUs; choose ddp or zero3")
     return processes
 
 
@@ -73,17 +70,14 @@ def engine() -> str:
     """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
     if launched() == 1:
         return "ddp"
-    if ENGINE in os.environ:
-        return os.environ[ENGINE].removesuffix("-offload")
-    chosen = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
-    return chosen[0] if chosen else "ddp"
+    by_accelerate = (
+        name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")
+    )
+    return os.environ.get(ENGINE, "").removesuffix("-offload") or next(by_accelerate, "ddp")
 
 
 def sharding(planned: str | None = None) -> str | None:
-    """Return the engine that shards the model, None if each process holds it.
-
-    ``planned`` is the engine of a dry run.
-    """
+    """Return the engine that shards the model, None if each process holds it; ``planned`` is that of a dry run."""
     name = planned.removesuffix("-offload") if planned else engine()
     return None if name == "ddp" else name
 
@@ -137,22 +131,8 @@ def together() -> Iterator[None]:
     messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:
         raise error
-    for rank, message in enumerate(messages):
-        if message:
-            raise TrainingError(f"process {rank}: {message}")
-
-
-def require_engine(wrapped: torch.nn.Module) -> None:
-    """Require the wrapped model to be the engine's; on a CPU accelerate silently replaces FSDP by DDP."""
-    if launched() == 1:
-        return
-    wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
-    kinds = {kind.__name__ for kind in type(wrapped).__mro__}
-    if not kinds & _WRAPPERS[engine()]:
-        raise TrainingError(
-            f"{engine()} was requested, but {type(wrapped).__name__} trains: the model is not sharded. FSDP needs GPUs; "
-            "choose ddp or zero3"
-        )
+    if failed := [f"process {rank}: {message}" for rank, message in enumerate(messages) if message]:
+        raise TrainingError(failed[0])
 
 
 def finish() -> None:

@@ -35,7 +35,6 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
-from skipwise.training.trainer import _memory_errors
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
 QUIET = Console(quiet=True)
@@ -130,7 +129,7 @@ def test_every_request_gets_the_record_of_its_key() -> None:
         assert record.tokens == len(tokens) - 1
 
 
-def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path, monkeypatch) -> None:
+def test_too_little_memory_is_an_error_of_the_evaluation(tmp_path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA")
 
@@ -138,10 +137,10 @@ def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_i
     monkeypatch.setattr(type(batch), "answers", full)
     with pytest.raises(EvaluationError):
         measure(llama(), [batch], QUIET, print)
-    trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
+    run = SimpleNamespace(results=tmp_path / "results.jsonl")
     batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
     evaluation = SimpleNamespace(step_batches=lambda step: [batch])
-    with pytest.raises(EvaluationError), _memory_errors(trainer):
+    with pytest.raises(EvaluationError):
         _measure_step(evaluation, run, llama(), 2)
 
 

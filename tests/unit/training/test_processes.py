@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from skipwise.errors import DataError, RecipeError, TrainingError
 from skipwise.training import processes
@@ -58,19 +57,16 @@ def test_rank_0_goes_first_also_with_an_error(monkeypatch, rank: int) -> None:
     assert order == (["work", "wait"] if rank == 0 else ["wait", "work"])
 
 
-def test_a_compiled_engine_is_that_engine(monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    wrapped = type("DistributedDataParallel", (torch.nn.Module,), {})()
-    processes.require_engine(torch.compile(wrapped))
-    with pytest.raises(TrainingError, match="Linear"):
-        processes.require_engine(torch.compile(torch.nn.Linear(1, 1)))
-
-
 def test_launch_starts_one_process_for_each_gpu(monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr(processes, "find_spec", lambda _: None)
     assert processes.processes_of("ddp", None) == 4
     assert processes.processes_of("ddp", 2) == 2
-    for engine, number, cause in (("ddp", 1, "ddp"), ("zero", 2, "zero"), ("zero3", 2, "deepspeed")):
+    for engine, number, cause in (
+        ("ddp", 1, "ddp"),
+        ("zero", 2, "zero"),
+        ("zero3", 2, "deepspeed"),
+        ("fsdp", 2, "GPUs"),
+    ):
         with pytest.raises(RecipeError, match=cause):
             processes.processes_of(engine, number)
