@@ -219,17 +219,16 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
 
 def print_plan(run: PreparedRun, console: Console) -> None:
     """Print the documents, tokenizer, steps, tokens and trained parameters of a run."""
-    recipe, ext, store, data = run.recipe, run.extension, run.store, run.dataset
+    recipe, store = run.recipe, run.store
     training, lengths = recipe.training, store.lengths[run.split.train]
     tokens = training.max_steps * training.global_batch_size * run.window
-    console.print(f"{recipe.model}: {_extension_line(run.config, ext, recipe)}", style="bold")
+    _print_extension(recipe, run.config, run.extension, console)
     lines = [
-        _replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.split.held_out):,} held out by name",
         run.split.summary,
     ]
-    if short := len(run.split.train) - len(data.documents):
+    if short := len(run.split.train) - len(run.dataset.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
     packed = run.split.train[lengths < run.train_length]
     if len(packed):
@@ -251,7 +250,6 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"learning rate {training.learning_rate:g} after a warm-up of "
         f"{f'{warmup:.0%} of the steps' if 0 < warmup < 1 else counted(int(warmup), 'step')}, {training.optim}; "
         f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
-        _large_factor(ext),
     ]
     if slides_in_some(run.config):
         kinds = run.config.layer_types
@@ -263,40 +261,31 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         trained, parameters = lora.trained_share(run.config, recipe.lora)
         share = f"{trained:,} of {parameters:,} parameters are trained ({trained / parameters:.2%})"
         lines.append(f"LoRA of rank {recipe.lora.r}: {share}")
-    for line in filter(None, lines):
+    for line in lines:
         console.print(line)
 
 
-def _extension_line(config: PretrainedConfig, extension: Extension, recipe: Recipe) -> str:
-    """Return lengths and interpolation as ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``."""
-    scaled = rope_of(config).get("rope_type", "default") != "default"
-    original = extension.rope.original_length
-    current = max(reach_of(config, original) or 0, original) if scaled else original
+def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extension, console: Console) -> None:
+    """Print lengths and interpolation, the scaling that is replaced, and a note on a large factor."""
+    original, target = extension.rope.original_length, extension.target_length
+    kind, factor = rope_of(config).get("rope_type", "default"), rope_of(config).get("factor")
+    current = original if kind == "default" else max(reach_of(config, original) or 0, original)
     unfitted = recipe.is_fitted and extension.interpolation == "power"
     name = "fitted" if unfitted else extension.told
-    return f"{current:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})"
-
-
-def _replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
-    """Return a sentence on the scaling that the extension replaces; None without one."""
-    kind, factor = rope_of(config).get("rope_type", "default"), rope_of(config).get("factor")
-    if kind == "default":
-        return None
-    return (
-        f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts from "
-        f"the original length, {extension.rope.original_length:,} tokens"
+    console.print(
+        f"{recipe.model}: {current:,} -> {target:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})", style="bold"
     )
-
-
-def _large_factor(extension: Extension) -> str | None:
-    """Return a note on a factor at which YaRN failed in a measurement; None at smaller ones."""
-    times = extension.target_length / extension.rope.original_length
-    if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
-        return None
-    return (
-        f"note: {times:g} times the original window. At {_LARGE} times YaRN fails on one of two models, and fitted settings do not: "
-        "--interpolation fitted, or skipwise fit (docs/fit.md)"
-    )
+    if kind != "default":
+        console.print(
+            f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts "
+            f"from the original length, {original:,} tokens"
+        )
+    if target >= _LARGE * original and extension.interpolation in ("yarn", "yarn-revised"):
+        console.print(
+            f"{target / original:g} times the original window: at {_LARGE} times YaRN fails on one of two models, and fitted "
+            "settings do not. Choose --interpolation fitted (docs/fit.md)",
+            style="yellow",
+        )
 
 
 def print_examples(run: PreparedRun, console: Console) -> None:
@@ -318,23 +307,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     own, ours = window_of(recipe, extension), arm_name(recipe.arm)
     batch, micro, gpus = recipe.training.global_batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
     accumulation(recipe.training, gpus)
-    planned = {ours: (recipe, own)}
-    if recipe.positions.scheme != "full_length":
-        planned[arm_name("full_length")] = recipe, extension.target_length
-    rows = {}
+    rows: dict[str, CostEstimate] = {}
     with doing("running one step of each without data", console):
-        for name, (run, window) in planned.items():
+        for name, window in {ours: own, arm_name("full_length"): extension.target_length}.items():
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * own / window / gpus) * gpus
-            rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
+            rows[name] = estimate_cost(config, recipe, window, windows, hardware, max(1, micro * own // window))
+    _print_extension(recipe, config, extension, console)
     cost = rows[ours].cost
-    console.print(
-        f"{recipe.model}: {_extension_line(config, extension, recipe)}, {cost.parameters:,} parameters, "
-        f"{cost.trained:,} of them trained",
-        style="bold",
-    )
-    if replaced := _replaced_scaling(config, extension):
-        console.print(replaced)
+    console.print(f"{cost.parameters:,} parameters, {cost.trained:,} of them trained")
     console.print(_table(rows, recipe.training.max_steps, hardware))
     on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(
@@ -342,19 +323,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
         f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
     )
-    if far := _large_factor(extension):
-        console.print(far, style="yellow")
     optim = recipe.training.optim
     if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in _ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
         if more := fuller_pass(config, recipe, own, hardware):
             examples, estimate = more
-            console.print(
-                f"{examples} windows in a pass fit too ({_bytes(estimate.memory)} at the peak) and keep the GPU busier: --set "
-                f"training.per_device_train_batch_size={examples}",
-                soft_wrap=True,
-            )
+            peak = f"{_bytes(estimate.memory)} at the peak"
+            fix = f"--set training.per_device_train_batch_size={examples}"
+            console.print(f"{examples} windows in a pass fit too ({peak}), and are faster: {fix}", soft_wrap=True)
         return
     with doing("searching for the smallest change that fits", console):
         change = smallest_change(config, recipe, own, hardware)

@@ -210,7 +210,7 @@ def train_run(
         folder=run.checkpoints,
         seed=recipe.seed,
         resume=resume,
-        on_log=keep if first else None,
+        on_log=keep,
         **steps,
     )
     check_frequencies(model, prepared.extension)  # an engine may have cast them

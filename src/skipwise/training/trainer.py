@@ -51,8 +51,8 @@ def train(
     folder: Path,
     seed: int,
     resume: bool,
-    on_log: Callable[[dict[str, Any]], None] | None = None,
-    on_step: Callable[[int], None] | None = None,
+    on_log: Callable[[dict[str, Any]], None] = lambda log: None,
+    on_step: Callable[[int], None] = lambda step: None,
     save_at: Collection[int] = (),
     best: Callable[[], int | None] = lambda: None,
     progress: bool = True,
@@ -66,7 +66,7 @@ def train(
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed
             texts is [examples, 1, train_length, train_length].
         seed: of dropout and everything else that the model draws.
-        on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
+        on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step, on rank 0.
         on_step: gets the number of each step after it; the model has the weights of that step.
         save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
@@ -231,8 +231,8 @@ class _Meter(TrainerCallback):
 
     def __init__(
         self,
-        on_log: Callable[[dict[str, Any]], None] | None,
-        on_step: Callable[[int], None] | None,
+        on_log: Callable[[dict[str, Any]], None],
+        on_step: Callable[[int], None],
         save_at: Collection[int],
         shown: bool,
     ) -> None:
@@ -253,11 +253,10 @@ class _Meter(TrainerCallback):
         control.should_save |= step in self._save_at
         # Trainer keeps no running loss in a checkpoint, so a resume logs the mean of the steps after it.
         control.should_log |= control.should_save
-        if self._on_step:
-            began = time.perf_counter()
-            self._on_step(step)
-            took = time.perf_counter() - began
-            self._time, self.paused = self._time + took, self.paused + took
+        began = time.perf_counter()
+        self._on_step(step)
+        took = time.perf_counter() - began
+        self._time, self.paused = self._time + took, self.paused + took
         self._show(state)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -267,7 +266,7 @@ class _Meter(TrainerCallback):
         now, tokens = time.perf_counter(), state.num_input_tokens_seen
         speed = (tokens - self._tokens) / (now - self._time)
         self._tokens, self._time, self._loss = tokens, now, f"{logs['loss']:.3f}"
-        if self._on_log and state.is_world_process_zero:
+        if state.is_world_process_zero:
             record = {key: logs.get(key) for key in ("loss", "learning_rate", "grad_norm")}
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
         self._show(state)
