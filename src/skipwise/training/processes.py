@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from importlib import resources
 from importlib.util import find_spec
@@ -97,37 +97,29 @@ def is_first() -> bool:
     return launched() == 1 or _state().is_main_process
 
 
-@contextmanager
-def main_process_first() -> Iterator[None]:
-    """Let rank 0 run this context before the others, which then use its caches."""
-    first = is_first()
-    if not first:
-        _state().wait_for_everyone()
-    try:
-        yield
-    finally:  # also after an error, which accelerate's own context would leave the others to wait for
-        if first and launched() > 1:
-            _state().wait_for_everyone()
-
-
 def broadcast(value: Any) -> Any:
     """Return the value of rank 0 in every process."""
     return broadcast_object_list([value])[0] if launched() > 1 else value
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(*, rank_0_first: bool = False) -> Iterator[None]:
     """End every process if one has an error in this context.
+
+    With ``rank_0_first`` rank 0 runs it before the others, which then use its caches.
 
     Raises:
         SkipwiseError: this process's own.
         TrainingError: another's.
     """
     error = None
-    try:
-        yield
-    except SkipwiseError as raised:
-        error = raised
+    with _state().main_process_first() if rank_0_first and launched() > 1 else nullcontext():
+        try:
+            yield
+        except (
+            SkipwiseError
+        ) as raised:  # caught here, because an error in accelerate's context leaves the others waiting
+            error = raised
     messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:
         raise error

@@ -138,7 +138,7 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
             require_ours(RunFolder(out), recipe, resume)
         if first:
             require_fits(recipe, None if resume else out or RUNS, several=processes.launched() > 1)
-    with processes.together(), processes.main_process_first():
+    with processes.together(rank_0_first=True):
         prepared = prepare(recipe, console)
     return prepared
 

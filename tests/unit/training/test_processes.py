@@ -1,7 +1,5 @@
 """Several processes of one run: how they start, share values and errors, and end."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from skipwise.errors import DataError, RecipeError, TrainingError
@@ -34,27 +32,10 @@ def test_the_error_of_one_process_ends_all(gathered) -> None:
 def test_a_single_process_waits_for_nobody(monkeypatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(processes, "_state", None)
-    with pytest.raises(DataError), processes.together(), processes.main_process_first():
+    with pytest.raises(DataError), processes.together(rank_0_first=True):
         raise DataError("own")
     assert processes.broadcast(3) == 3
     assert processes.is_first()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_goes_first_also_with_an_error(monkeypatch, rank: int) -> None:
-    """Otherwise the others wait for it without end."""
-    order: list[str] = []
-    state = SimpleNamespace(is_main_process=rank == 0, wait_for_everyone=lambda: order.append("wait"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(processes, "_state", lambda: state)
-
-    def work() -> None:
-        order.append("work")
-        raise DataError("own")
-
-    with pytest.raises(DataError), processes.main_process_first():
-        work()
-    assert order == (["work", "wait"] if rank == 0 else ["wait", "work"])
 
 
 def test_launch_starts_one_process_for_each_gpu(monkeypatch) -> None:
