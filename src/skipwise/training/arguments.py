@@ -21,9 +21,8 @@ from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
 _FIXED = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_nan_inf_filter": False}
-_BREAKS = "nothing, because it would break positions or the exact resume"
-# Fields of TrainingArguments that Skipwise decides, with what to set for each.
-_DECIDED = {
+# Fields of TrainingArguments that Skipwise decides, with what to use instead; None: another value breaks positions or resume.
+_DECIDED: dict[str, str | None] = {
     "output_dir": "--out",
     "resume_from_checkpoint": "--resume",
     **dict.fromkeys(("seed", "data_seed"), "seed at the top of the recipe"),
@@ -39,8 +38,8 @@ _DECIDED = {
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "--launch, or accelerate launch with its own config"),
     "use_cpu": "CUDA_VISIBLE_DEVICES= in the environment",
     "push_to_hub": "skipwise publish, after training",
-    **dict.fromkeys((*_FIXED, "accelerator_config", "dataloader_in_order", "enable_jit_checkpoint"), _BREAKS),
-    **dict.fromkeys(("ignore_data_skip", "include_num_input_tokens_seen", "save_on_each_node"), _BREAKS),
+    **dict.fromkeys((*_FIXED, "accelerator_config", "dataloader_in_order", "enable_jit_checkpoint")),
+    **dict.fromkeys(("ignore_data_skip", "include_num_input_tokens_seen", "save_on_each_node")),
 }
 
 
@@ -97,7 +96,8 @@ def known_fields(settings: Training) -> dict[str, Any]:
     for name, value in settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"}).items():
         field = name.replace("gradient_checkpointing", CHECKPOINTING)  # its name in this release of transformers
         if name in _DECIDED:
-            raise RecipeError(f"training.{name} is decided by Skipwise; set {_DECIDED[name]}")
+            instead = f"use {_DECIDED[name]}" if _DECIDED[name] else "it would break positions or the exact resume"
+            raise RecipeError(f"training.{name} cannot be set: {instead}")
         if field not in hints:
             valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
             raise RecipeError(f"training.{name} is no field of transformers.TrainingArguments{nearest(name, valid)}")
