@@ -72,8 +72,7 @@ def extend(
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
-    from skipwise.training.cost import require_fits, timed_tokens
-    from skipwise.training.plan import print_examples, print_plan
+    from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
     from skipwise.training.prepare import prepare
     from skipwise.training.run import RUNS, require_ours
 
@@ -139,8 +138,7 @@ def plan(
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.evaluation.evaluate import print_planned
-        from skipwise.training.cost import Hardware
-        from skipwise.training.plan import compare_costs
+        from skipwise.training.plan import Hardware, compare_costs
 
     options = {
         "model": model,

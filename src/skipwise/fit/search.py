@@ -279,7 +279,7 @@ def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: C
     target, original, training = extension.target_length, extension.rope.original_length, recipe.training
     key = short_digest(f"{fingerprint} {target} {recipe.data.model_dump_json()} {recipe.seed}".encode())
     folder = default_cache() / "fits" / key
-    with processes.together(), processes.main_process_first():
+    with processes.together(rank_0_first=True):
         if not ((folder / FILE).is_file() and read_fit(folder / FILE).finished):
             device = default_device()
             precision = choose_precision("auto", device)

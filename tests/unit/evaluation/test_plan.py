@@ -5,7 +5,6 @@ from dataclasses import replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +33,6 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
-from skipwise.training.trainer import _memory_errors
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
 QUIET = Console(quiet=True)
@@ -129,13 +127,13 @@ def test_every_request_gets_the_record_of_its_key() -> None:
         assert record.tokens == len(tokens) - 1
 
 
-def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(monkeypatch) -> None:
+def test_too_little_memory_is_an_error_of_the_evaluation(monkeypatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA")
 
     [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
     monkeypatch.setattr(type(batch), "answers", full)
-    with pytest.raises(EvaluationError), _memory_errors(SimpleNamespace(micro_batch=(4, 8))):
+    with pytest.raises(EvaluationError):
         list(explained_answers(llama(), batch))
 
 
