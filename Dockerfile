@@ -12,7 +12,7 @@ ARG UID=1000
 RUN (userdel --remove ubuntu || true) && useradd --create-home --uid ${UID} skipwise
 ENV PATH=/opt/venv/bin:${PATH} PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
-# Every direct dependency, and the extras qlora and sentencepiece, at the releases that the tests ran with; torch is
+# Every direct dependency, and the extras qlora, sentencepiece and server, at the releases that the tests ran with; torch is
 # pinned by constraints.txt. They come before the source, so that a change of the source does not install them again.
 WORKDIR /opt/skipwise
 COPY constraints.txt ./
@@ -24,10 +24,10 @@ RUN python3.12 -m venv /opt/venv \
         datasets==5.2.0 \
         filelock==4.2.12 \
         huggingface_hub==2.4.0 \
-        httpx2==2.16.2 \
         jinja2==3.1.6 \
         matplotlib==3.11.2 \
         numpy==2.4.6 \
+        openai==3.57.0 \
         peft==0.21.2 \
         protobuf==7.36.2 \
         pydantic==2.14.4 \

@@ -39,7 +39,7 @@ from skipwise.model.lora import adapt
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
-from skipwise.training.cost import Hardware, estimate_cost
+from skipwise.training.plan import Hardware, estimate_cost
 from skipwise.training.trainer import train
 
 Changes = dict[str, object]

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 from lm_eval.models.huggingface import HFLM
-from rich.console import Console
 
 from skipwise.evaluation.plan import plan_prompts
-from skipwise.evaluation.retrieval import Question, answers
+from skipwise.evaluation.retrieval import Question, answers, ask
 from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_model, load_tokenizer
@@ -67,8 +66,8 @@ def main() -> None:
     print(
         f"| task, {asked.trials} prompts of {asked.length} | score | harness | skipwise | times |\n|---|---|---|---|---|"
     )
-    for prompts in plan_prompts(specification, found, tokenizer, Console()):
-        questions = [prompts.ask(request)[0] for request in prompts.requests]
+    for prompts in plan_prompts(specification, found, tokenizer)[0]:
+        questions = [ask(tokenizer, request, prompts.data)[0] for request in prompts.requests]
         began = time.perf_counter()
         ours = {answer.number: answer for answer in answers(model, tokenizer, questions, precision=asked.precision)}
         fast = time.perf_counter() - began

@@ -13,11 +13,10 @@ from collections import Counter
 from itertools import zip_longest
 
 import torch
-from rich.console import Console
 
 from skipwise.evaluation.perplexity import inference
 from skipwise.evaluation.plan import plan_prompts
-from skipwise.evaluation.retrieval import Reader
+from skipwise.evaluation.retrieval import Reader, ask
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
@@ -43,17 +42,17 @@ def main() -> None:
     server.require_window(max(lengths))
     model = found.load(asked.precision)
     questions, labels = [], []
-    for batch in plan_prompts(specification, found, tokenizer, Console()):
-        questions += [batch.ask(request)[0] for request in batch.requests]
+    for batch in plan_prompts(specification, found, tokenizer)[0]:
+        questions += [ask(tokenizer, request, batch.data)[0] for request in batch.requests]
         labels += [f"{request.task} {request.length}" for request in batch.requests]
     bodies = [{"prompt": question.ids, "max_tokens": question.most} for question in questions]
     equal: Counter[str] = Counter()
-    for number, completion, _ in server.completions(bodies):
-        if completion.token_ids is None:
+    for number, _, theirs, _ in server.completions(bodies):
+        if theirs is None:
             sys.exit(
                 f"{server.engine} returns no token ids; compare its scores by skipwise evaluate --only prompts --server"
             )
-        question, theirs = questions[number], completion.token_ids
+        question = questions[number]
         with inference(model, asked.precision):
             reader = Reader(model)
 

@@ -16,7 +16,7 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length, parse_length
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Lora, Recipe
-from skipwise.training.cost import CostEstimate, Hardware, estimate_cost
+from skipwise.training.plan import CostEstimate, Hardware, estimate_cost
 
 
 def llama(hidden: int, inner: int, layers: int, heads: int, groups: int, tied: bool = False) -> LlamaConfig:

@@ -30,7 +30,7 @@ from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.tables import markdown_table
+from skipwise.report.page import markdown_table
 from skipwise.results.files import content_hash
 from skipwise.results.records import CostRecord, append_record, read_records
 

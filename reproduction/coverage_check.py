@@ -8,8 +8,11 @@ from reproduction import paper
 from reproduction.claims import Finding
 from skipwise.method.coverage import Coverage, coverage
 from skipwise.method.positions import ChunkRules
-from skipwise.report.figures import coverage_figure
-from skipwise.report.tables import markdown_table
+from skipwise.report.canvas import write
+from skipwise.report.figures import coverage_plots
+from skipwise.report.numbers import ReportData
+from skipwise.report.page import markdown_table
+from skipwise.report.rows import Folder
 from skipwise.results.records import CoverageRecord
 
 TRAIN, TARGET = 2048, 16384
@@ -29,7 +32,9 @@ def coverage_section(figures: Path) -> tuple[str, list[Finding]]:
     findings = [agreement(curves["2 chunks"]), rising(list(curves.values())[1:]), papers(curves)]
     shown = [TRAIN // 2, TRAIN - 1, TRAIN, TARGET // 2, TARGET - TRAIN, TARGET - TRAIN // 2, TARGET - 1]
     lines = [[name, *(f"{c.probability[d - 1]:.4f}" for d in shown)] for name, c in curves.items()]
-    coverage_figure([CoverageRecord.of(curve, label) for label, curve in curves.items()], figures / "coverage.svg")
+    records = [CoverageRecord.of(curve, label) for label, curve in curves.items()]
+    [plot] = coverage_plots(ReportData([Folder("", records)]))
+    write(plot, figures, png=False)
     parts = [
         "From 2,048 to 16,384 tokens; computed, nothing is trained.",
         "\n".join(map(str, findings)),

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from reproduction.bases import make_base
 from reproduction.runs import ArmRun
-from skipwise.evaluation.evaluate import RunEvaluation, measure_arms
+from skipwise.evaluation.evaluate import RunEvaluation, measure
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.extend import extend, plan_run_evaluation
-from skipwise.results.records import ReadingRecord, Record, TrialRecord, read_records
+from skipwise.results.records import ReadingRecord, Record, Results, TrialRecord, read_records
 from skipwise.results.run_folder import TRAINING_TEXT, RunFolder
 from skipwise.training.prepare import prepare
 from skipwise.training.run import begin_run, open_run
@@ -110,4 +110,4 @@ def make(run: ArmRun, out: Path, console: Console) -> None:
     begin_run(folder, run.recipe, resume=resume)
     known = folder.read().get("fingerprints", {})
     folder.record(evaluation=evaluation.facts, fingerprints=known | evaluation.fingerprints)
-    measure_arms(evaluation, folder, console)
+    measure(evaluation.plan_trained(folder.model), Results(folder.results), console)

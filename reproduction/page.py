@@ -16,7 +16,7 @@ from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.runs import ArmRun, Plans
 from reproduction.scores import collect
 from reproduction.tables import block_markdown
-from skipwise.report.tables import markdown_table
+from skipwise.report.page import markdown_table
 from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from reproduction.exhibits import EXHIBITS
 from reproduction.measured import SLIDING, make, requested_records
 from reproduction.runs import SCALES, ArmRun, distinct, plan_runs
-from skipwise.evaluation.measure import measuring_seconds, planned
+from skipwise.evaluation.evaluate import measuring_seconds, planned
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.precision import choose_precision, default_device

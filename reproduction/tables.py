@@ -16,7 +16,7 @@ from skipwise.recipes.names import arm_name
 from skipwise.report.canvas import write
 from skipwise.report.figures import curve_plot
 from skipwise.report.numbers import format_number, format_share
-from skipwise.report.tables import markdown_table
+from skipwise.report.page import markdown_table
 from skipwise.results.statistics import Interval, perplexity_of
 
 
@@ -101,8 +101,8 @@ def _figure(exhibit: Exhibit, block: Block, rows: Rows, text: str, original: int
         if curve
     }
     name = f"{exhibit.name}-{block.label}".replace(", ", "-").lower()
-    language = axis[1] == "perplexity"
-    plot = curve_plot(name, title, axis, values, original if language else None, percent="%" in axis[1], near=language)
+    marked = original if axis[1] == "perplexity" else None
+    plot = curve_plot(name, title, axis, values, marked, percent="%" in axis[1])
     write(plot, folder, png=False)  # with a CSV; the pages need no PNG
     return f"![{title}: {block.label}](figures/{name}.svg)"
 

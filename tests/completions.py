@@ -73,6 +73,7 @@ def serving(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **how: A
         def reply(self, status: int, content: bytes) -> None:
             try:
                 self.send_response(status)
+                self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

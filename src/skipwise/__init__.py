@@ -35,7 +35,7 @@ _PUBLIC = {
     "Recipe": "skipwise.recipes.schema",
     "load_recipe": "skipwise.recipes.loading",
     "PoseCollator": "skipwise.training.collator",
-    "RequirePositions": "skipwise.training.require_positions",
+    "RequirePositions": "skipwise.training.collator",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.recipes.schema import Positions as Positions
     from skipwise.recipes.schema import Recipe as Recipe
     from skipwise.training.collator import PoseCollator as PoseCollator
-    from skipwise.training.require_positions import RequirePositions as RequirePositions
+    from skipwise.training.collator import RequirePositions as RequirePositions
 
 
 def __getattr__(name: str) -> Any:

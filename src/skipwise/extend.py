@@ -12,20 +12,18 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.errors import counted
-from skipwise.evaluation.evaluate import RunEvaluation, measure_arms, plan_evaluation, require_measurable
-from skipwise.evaluation.measure import explained_answers
+from skipwise.evaluation.evaluate import RunEvaluation, explained_answers, measure, plan_evaluation, require_measurable
+from skipwise.evaluation.plan import missing
 from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.loading import require_saved
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.folder import read_folder
-from skipwise.report.model_card import write_run_card
-from skipwise.report.page import write_page
-from skipwise.report.tables import summary_table
-from skipwise.report.trackers import log_results, one_run
+from skipwise.report.page import summary_table, write_page
+from skipwise.report.rows import read_folder
+from skipwise.report.sharing import log_results, one_run, write_run_card
 from skipwise.results.files import write_text
-from skipwise.results.records import CoverageRecord, Measured, append_record, read_records, require_results
+from skipwise.results.records import CoverageRecord, Results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.arguments import reported_to
@@ -56,8 +54,6 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     evaluation = plan_run_evaluation(prepared, console)
     require_measurable(evaluation, prepared.device)
     run = open_run(recipe, out, prepared.name, resume=resume)
-    if run.path.exists():
-        require_results(run.results)
     fingerprints = prepared.decides | evaluation.fingerprints
     run.require_same(fingerprints)
     print_plan(prepared, console)
@@ -67,6 +63,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     else:
         model, probe = load_and_probe(prepared, console)  # a model that fails leaves no folder
     begin_run(run, recipe, resume=resume)
+    results = Results(run.results)
     console.print(f"run folder: {run.path}")
     known = run.read().get("fingerprints") or {}
     run.record(**prepared.facts, evaluation=evaluation.facts, fingerprints=known | fingerprints)
@@ -75,11 +72,18 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     announce(prepared, run, training=not trained)
     if not trained:
         run.record(probe=vars(probe))
-        _train(prepared, evaluation, model, run, resume, console)
+        _train(prepared, evaluation, model, run, results, resume, console)
         del model  # memory for the models that are measured
-    _record_coverage(prepared, run)
-    measure_arms(evaluation, run, console)
-    _report(prepared, run, console)
+    _record_coverage(prepared, results)
+    measure(evaluation.plan_trained(run.model), results, console)
+    write_page([run.path])
+    measured = read_folder(run.path)
+    write_run_card(run, measured, prepared.recipe, prepared.extension)
+    with one_run(run):
+        log_results(reported_to(prepared.recipe.training), run, measured, console)
+    console.print(summary_table(measured))
+    console.print(f"report: {run.report}")
+    console.print(f"model:  {run.model}")
     return run
 
 
@@ -106,18 +110,20 @@ def _train(
     evaluation: RunEvaluation,
     model: PreTrainedModel,
     run: RunFolder,
+    results: Results,
     resume: bool,
     console: Console,
 ) -> None:
-    """Train the model, measure it at the recipe's steps, and save the last or the best step."""
+    """Train the model, measure its steps, and save the last or best."""
     recipe = prepared.recipe
 
-    def measure(step: int) -> None:
+    def measure_step(step: int) -> None:
         if step in recipe.measured_steps:
-            _measure_step(evaluation, run, model, step)
+            for batch in missing(evaluation.step_batches(step), results.keys):
+                results.append(*explained_answers(model, batch))
 
     def best() -> int | None:
-        losses = evaluation.far_losses(read_records(run.results)) if evaluation.far else {}
+        losses = evaluation.far_losses(results.records)
         return min(losses, key=lambda step: (losses[step], step), default=None)
 
     with one_run(run):
@@ -127,12 +133,12 @@ def _train(
             run,
             resume=resume,
             console=console,
-            on_step=measure,
+            on_step=measure_step,
             save_at=_compared_steps(recipe),
             best=best,
         )
     if (step := best()) is not None:
-        losses, last = evaluation.far_losses(read_records(run.results)), recipe.training.max_steps
+        losses, last = evaluation.far_losses(results.records), recipe.training.max_steps
         run.record(kept={"step": step, "of": last, "far_loss": losses[step]})
         console.print(
             f"the best step is {step:,} of {last:,}: mean loss {losses[step]:.4f} nats beyond "
@@ -141,16 +147,8 @@ def _train(
     save_trained(prepared, model, run)
 
 
-def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedModel, step: int) -> None:
-    """Measure the model after a training step, unless a resumed run has its records."""
-    known = {record.key for record in read_records(run.results) if isinstance(record, Measured)}
-    batches = evaluation.step_batches(step)
-    if not all(request.key in known for batch in batches for request in batch.requests):
-        append_record(run.results, *[record for batch in batches for record in explained_answers(model, batch)])
-
-
-def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
-    """Record the chance that one example of text trains each distance, and the same for windows of the original length.
+def _record_coverage(prepared: PreparedRun, results: Results) -> None:
+    """Record the chance that an example, or an original window, trains each distance.
 
     Retrieval prompts and self-generated text are left out.
     """
@@ -161,18 +159,6 @@ def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="no_skip")
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
-    known = {record.label for record in read_records(run.results) if isinstance(record, CoverageRecord)}
     curves = [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
-    append_record(run.results, *(record for record in curves if record.label not in known))
-
-
-def _report(prepared: PreparedRun, run: RunFolder, console: Console) -> None:
-    """Write the page and the model card, log the results to the recipe's trackers, and print the summary."""
-    write_page([run.path])
-    measured = read_folder(run.path)
-    write_run_card(run, measured, prepared.recipe, prepared.extension)
-    with one_run(run):
-        log_results(reported_to(prepared.recipe.training), run, measured, console)
-    console.print(summary_table(measured))
-    console.print(f"report: {run.report}")
-    console.print(f"model:  {run.model}")
+    known = {record.label for record in results.records if isinstance(record, CoverageRecord)}
+    results.append(*(record for record in curves if record.label not in known))

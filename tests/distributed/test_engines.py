@@ -1,7 +1,7 @@
 """Two processes against one by the real command: the same global batch, the same losses, a stock checkpoint.
 
 DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compiler, which builds its operators once:
-``make test-distributed``. FSDP needs GPUs; here its absence must be an error, since accelerate would train unsharded.
+``make test-distributed``. FSDP needs GPUs; here it is refused.
 """
 
 import json
@@ -51,10 +51,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
 
 
-def start(
-    files: tuple[Path, Path], out: Path, *words: str, by: tuple[str, ...] = ("-m", "skipwise"), **changes: object
-) -> subprocess.Popen:
-    command = [sys.executable, *by, "extend", str(files[0]), "--data", str(files[1])]
+def start(files: tuple[Path, Path], out: Path, *words: str, **changes: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "skipwise", "extend", str(files[0]), "--data", str(files[1])]
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -143,15 +141,6 @@ def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-3)
 
 
-def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path, monkeypatch) -> None:
-    """Another launcher asks for FSDP where there are no GPUs; accelerate then trains by DDP."""
-    monkeypatch.setenv("SKIPWISE_ENGINE", "fsdp")
-    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "skipwise")
-    done = extend(files, tmp_path / "run", by=torchrun)
-    assert done.returncode == 1
-    assert "fsdp was requested, but DistributedDataParallel trains" in " ".join(done.stderr.split())
-
-
 def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_path) -> None:
     out, words = tmp_path / "run", ["--launch", "ddp", "--processes", "2"]
     short = {"training.max_steps": 6, "training.save_steps": 2}
@@ -174,6 +163,7 @@ def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_pa
     [
         (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
         (["--launch", "ddp", "--processes", "1"], "2 or more processes, not 1"),
+        (["--launch", "fsdp", "--processes", "2"], "--launch fsdp needs GPUs"),
         (["--launch", "ddp", "--processes", "3"], "training.global_batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
         (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the 64"),

@@ -138,12 +138,9 @@ def test_what_is_measured_is_not_run_again(tasks, tmp_path, monkeypatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [(["--target", "24"], "44"), (["--data-dir", "elsewhere"], "elsewhere/owner/tiny"), ([], "tiny_choice")],
+    ("words", "named"), [(["--target", "24"], "44"), (["--data-dir", "elsewhere"], "elsewhere/owner/tiny")]
 )
 def test_bad_input_is_refused(tasks, tmp_path, monkeypatch, capsys, words, named) -> None:
-    if not words:  # a task that fails
-        write(tmp_path / "data" / "owner" / "tiny" / "validation.jsonl", [{"question": "what?", "word": "1"}])
     model = checkpoint(tmp_path / "model", window=256)
     usual = ["--only", "benchmarks", "--benchmarks", "tiny_choice", "--include-path", tasks]
     usual += ["--data-dir", tmp_path / "data", "--out", tmp_path / "e"]

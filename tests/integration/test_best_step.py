@@ -95,7 +95,7 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
 @pytest.mark.parametrize(
     ("place", "at"),
     [
-        ("skipwise.extend.append_record", 2),  # the best has no record yet
+        ("skipwise.results.records.append_record", 2),  # the best has no record yet
         ("skipwise.training.checkpoints.mark_complete", 2),  # it has, and its checkpoint is torn
         ("skipwise.extend.save_trained", 0),  # the model has its weights, and is not saved
     ],

@@ -35,7 +35,7 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     model, text = checkpoint(tmp_path / "base", window=64), corpus(tmp_path / "text", documents=8, words=1500)
     settings = ["--set", "data.held_out=0.4", "--set", "evaluation.num_prompts=0"]
     words = ["extend", model, "--target", "128", "--data", text, *settings, "--out", tmp_path / "run"]
-    for part in ("training.cost", "evaluation.measure"):
+    for part in ("training.plan", "evaluation.evaluate"):
         with monkeypatch.context() as small:
             small.setattr(f"skipwise.{part}.machine_memory", lambda device: 1000)
             refused(small, capsys, *words)

@@ -8,13 +8,12 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.cut_attention import in_blocks
 from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
-from skipwise.report.folder import read_folder
-from skipwise.report.rows import judgements, rows_of
+from skipwise.report.rows import judge, read_folder, rows_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
@@ -23,6 +22,19 @@ ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey", "--tri
 OTHER = 3 * 32  # segments of text of other kinds, which each model reads
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def in_blocks(model, block: int):
+    """Let no token look beyond its own block of ``block`` positions: a model that reads no farther."""
+    forward = model.forward
+
+    def cut(*, position_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: object) -> object:
+        queries, keys = position_ids[0][:, None], torch.arange(attention_mask.shape[1])[None]
+        allowed = (keys <= queries) & (keys // block == queries // block)
+        return forward(position_ids=position_ids, attention_mask=allowed[None, None], **inputs)
+
+    model.forward = cut
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,7 @@ def evaluated(finished, models, tmp_path):
 
 
 def judged(folder: Path) -> list:
-    return judgements(rows_of([read_folder(folder)]))
+    return judge(rows_of([read_folder(folder)]))
 
 
 def records(folder: Path) -> list:

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from skipwise.data.text import is_held_out
 from skipwise.model.loading import load_model
-from skipwise.report.folder import read_folder
-from skipwise.report.rows import rows_of
+from skipwise.report.rows import read_folder, rows_of
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of

@@ -43,7 +43,6 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
         ("--gpu-memory 24GiB", "fits in 25.8 GB", ["yes", "yes"]),
         ("--gpu-memory 8GB --gpus 8", "fits in 8.0 GB", ["yes", "no"]),
         ("--set training.optim=adamw_8bit", "optimizer, each GPU", ["2.1 GB"] * 2),  # a fifth of it is an embedding
-        ("--set lora.base=float32", "weights, each GPU", ["2.7 GB", "2.7 GB"]),
         (
             "--set lora.load_in_4bit=true",
             "weights, each GPU",

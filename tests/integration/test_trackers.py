@@ -6,8 +6,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from skipwise.errors import RunError
-from skipwise.report import trackers
-from skipwise.report.folder import read_folder
+from skipwise.report import sharing
+from skipwise.report.rows import read_folder
 from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
 from skipwise.results.statistics import loss, perplexity_of
 from tests.command_line import run
@@ -19,16 +19,16 @@ pytestmark = pytest.mark.usefixtures("frozen_imports")
 @pytest.mark.usefixtures("undrawn")
 def test_a_runs_events_hold_what_its_records_hold(files, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     """Also if the tracker failed at first: that stops nothing, and a resume tells it again."""
-    out, whole = tmp_path / "out", trackers._log
+    out, whole = tmp_path / "out", sharing._log
     changes = {"training.report_to": "tensorboard", "evaluation.eval_steps": "[2, 4]", "evaluation.documents": 2}
 
     def fails(*_: object) -> None:
         raise RunError("no account")
 
-    monkeypatch.setattr(trackers, "_log", fails)
+    monkeypatch.setattr(sharing, "_log", fails)
     run(monkeypatch, *command(*files, out, **changes))
     assert read_folder(out).info.get("logged", []) == []
-    monkeypatch.setattr(trackers, "_log", whole)
+    monkeypatch.setattr(sharing, "_log", whole)
     counts: list[int] = []
     for _ in range(2):  # the second time nothing is logged
         run(monkeypatch, *command(*files, out, "--resume", **changes))

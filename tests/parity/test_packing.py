@@ -16,7 +16,7 @@ from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Data, Positions, Training
-from skipwise.training.require_positions import RequirePositions
+from skipwise.training.collator import RequirePositions
 from skipwise.training.trainer import train
 from tests import families
 from tests.tiny import byte_tokenizer, llama

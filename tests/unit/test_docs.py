@@ -66,7 +66,9 @@ def test_messages_name_extras_that_exist_and_no_index_that_lacks_the_package() -
 def test_the_image_has_a_version_of_every_dependency_that_the_project_allows() -> None:
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     [install] = [words for line in lines if line.startswith("RUN") and "--constraint" in (words := shlex.split(line))]
-    extras = [need for extra in ("qlora", "sentencepiece") for need in PROJECT["optional-dependencies"][extra]]
+    extras = [
+        need for extra in ("qlora", "sentencepiece", "server") for need in PROJECT["optional-dependencies"][extra]
+    ]
     needed = {canonicalize_name(r.name): r for r in map(Requirement, [*PROJECT["dependencies"], *extras])}
     pinned = dict(word.split("==") for word in install if "==" in word)
     pinned |= dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())

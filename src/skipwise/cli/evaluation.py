@@ -81,12 +81,11 @@ def evaluate(
 ) -> None:
     """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
-    from skipwise.evaluation.evaluate import evaluate, plan_models
+    from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.specification import doubled_windows, find_models, specify
     from skipwise.model.precision import choose_precision
-    from skipwise.report.folder import read_folder
-    from skipwise.report.page import write_page
-    from skipwise.report.tables import evaluation_summary
+    from skipwise.report.page import evaluation_summary, write_page
+    from skipwise.report.rows import read_folder
 
     part, windows, longest = read_shard(shard), read_lengths(lengths), read_length(target)
     if windows and longest:
@@ -129,7 +128,7 @@ def evaluate(
     chosen = _benchmarks(benchmarks, data_dir, include_path, limit, longest)
     if dry_run:
         plan = plan_models(found, specification, console).only(part)
-        console.print(f"records: {plan.requests:,}; {plan.time(specification.precision)}", soft_wrap=True)
+        console.print(f"records: {plan.requests:,}; {time_here(plan)}", soft_wrap=True)
         return
     folder = evaluate(
         found,

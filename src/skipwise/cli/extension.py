@@ -65,16 +65,14 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(context.obj, "--launch", "--processes"))
             return
-    from skipwise.evaluation.evaluate import require_measurable
-    from skipwise.evaluation.measure import seconds_here, time_of
+    from skipwise.evaluation.evaluate import require_measurable, seconds_here, time_of
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.fit.search import fitted_recipe
     from skipwise.model.cost import training_seconds
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
-    from skipwise.training.cost import require_fits, timed_tokens
-    from skipwise.training.plan import print_examples, print_plan
+    from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
     from skipwise.training.prepare import prepare
     from skipwise.training.run import RUNS, require_ours
 
@@ -109,7 +107,7 @@ def extend(
             require_measurable(evaluation, prepared.device)
         how = prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
         training = training_seconds(*how)
-        measuring = seconds_here(evaluation.all_batches, prepared.config, prepared.precision)
+        measuring = seconds_here(evaluation.batches, prepared.config, prepared.precision)
         about = timedelta(seconds=round(training))
         console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
         if sum(measuring.values()) > training:
@@ -139,9 +137,8 @@ def plan(
     """Estimate memory and time of a run against full-length training, from the config."""
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
-        from skipwise.evaluation.measure import print_planned
-        from skipwise.training.cost import Hardware
-        from skipwise.training.plan import compare_costs
+        from skipwise.evaluation.evaluate import print_planned
+        from skipwise.training.plan import Hardware, compare_costs
 
     options = {
         "model": model,

@@ -62,6 +62,6 @@ def publish(
 ) -> None:
     """Show the files and the card of a model, and publish them on the model hub with --upload."""
     console = prepare_process()
-    from skipwise.report.model_card import publish
+    from skipwise.report.sharing import publish
 
     publish(run, name, console, upload=upload, private=private, base=base, license=license_)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +23,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.text import open_corpus
-from skipwise.errors import EngineError, ModelError, RecipeError, one_of, pip_install
+from skipwise.errors import EngineError, ModelError, one_of, pip_install
 from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
@@ -36,11 +35,10 @@ READER = Path(__file__).with_name("read.py")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "GGML_NO_BACKTRACE": "1"}  # of the process of an engine
 _PLACES = 8  # at each depth
 COMPARED = 20  # likeliest tokens of the reference at each place
-_SHORTEST = 64  # tokens
 TOLERANCE = 2e-4  # of the mean difference at each depth, in nats
 # llama.cpp's CPU code has GELU as a table of float16 numbers, so it differs more even with float32 weights.
 GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
-# All tokens of the first two must be equal. Pre-tokenizers differ on the third: rare white space, signs and scripts.
+# Tokens of prose and code must be equal. Pre-tokenizers differ on the third text: rare white space, signs and scripts.
 TEXTS = (
     "The captain's log, year 1984: it's 12345678 miles (or 3.14159 x 10^9), they'll say; WE'VE SEEN IT, haven't we?\n"
     "def read(self, path='data.txt'):\n    return {k: v for k, v in zip(self.keys(), range(100))}\n\n\n"
@@ -49,7 +47,7 @@ TEXTS = (
     "\tTabs\t and  double   spaces \n \n  end.   \r\n日本語の文章、中文标点。 한국어 हिन्दी العربية 🦙🚀 e\u0301 ½ ² ™\n"
     "    x = 1    # twice\n\t\tif x:\n\n \n\t  return\x0b\x0c'S 's \u00a0non\u2003breaking 1,000,000 ۱۲۳ ........\n",
 )
-_PLAIN = 2  # of the texts
+PLAIN = 2  # texts
 
 
 @dataclass(frozen=True)
@@ -78,21 +76,23 @@ class Engine:
     version: str
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """Read a model in a separate process.
+        """Read a model in a separate process, because engines abort and leave threads.
 
-        An engine may abort, and some leave threads.
-
-            Raises:
-                EngineError: the engine cannot read the model.
+        Raises:
+            EngineError: the engine cannot read the model.
         """
         with TemporaryDirectory() as folder:
-            question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-            question.write_text(json.dumps(asdict(request)))
-            words = [self.python, str(READER), self.name, str(question), str(answer)]
+            file, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+            file.write_text(json.dumps(asdict(request)))
             # All engines compute alike on the CPU; a build of vLLM for GPUs has no other device.
             hidden = {} if self.name == "vllm" else {"CUDA_VISIBLE_DEVICES": ""}
-            environment = os.environ | ENVIRONMENT | hidden
-            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+            ended = subprocess.run(
+                [self.python, str(READER), self.name, str(file), str(answer)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=os.environ | ENVIRONMENT | hidden,
+            )
             if ended.returncode:
                 raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {reason_of(ended)}")
             return dict(json.loads(answer.read_text()))
@@ -107,31 +107,23 @@ def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
 
 
 def find_engines(names: Sequence[str] = (), pythons: Sequence[str] = ()) -> list[Engine]:
-    """Find engines in this environment and those of ``pythons``.
-
-    Without names all are returned.
+    """Find engines [all] in this environment and those of ``pythons``.
 
     Raises:
         EngineError: a named engine is not installed, or a Python does not run.
         RecipeError: a name is unknown.
     """
+    engines = []
+    for python in (sys.executable, *pythons):
+        versions = _versions(python)
+        for name, packages in ENGINES.items():
+            engines += [Engine(name, python, versions[package]) for package in packages if package in versions]
     for name in names:
         one_of("engine", name, ENGINES)
-    engines = [
-        Engine(name, python, version)
-        for python in (sys.executable, *pythons)
-        for name, version in _installed(python).items()
-        if not names or name in names
-    ]
-    for name in names:
         if name not in {engine.name for engine in engines}:
-            how = f"{pip_install('gguf')}."
-            if name == "vllm":
-                how = "It pins its packages, so install it in another environment (docs/engines.md)."
-            raise EngineError(
-                f"{name} is not installed. {how} Give the Python of another environment with --python PATH"
-            )
-    return engines
+            how = f"{pip_install('gguf')}." if name == "llama.cpp" else "It needs an environment (docs/engines.md)."
+            raise EngineError(f"{name} is not installed. {how} Give another environment with --python PATH")
+    return [engine for engine in engines if not names or engine.name in names]
 
 
 def engine_here(name: str) -> Engine:
@@ -139,16 +131,13 @@ def engine_here(name: str) -> Engine:
     return find_engines([name])[0]
 
 
-def _installed(python: str) -> dict[str, str]:
-    """Return the engines of an environment, with their versions."""
+def _versions(python: str) -> dict[str, str]:
+    """Return the versions of all packages of an environment."""
     try:
         ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
-        versions = json.loads(ended.stdout)
+        return dict(json.loads(ended.stdout))
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         raise EngineError(f"--python {python!r} does not run ({error}). Give the path of bin/python") from None
-    return {
-        name: versions[package] for name, packages in ENGINES.items() for package in packages if package in versions
-    }
 
 
 def model_folder(name: str) -> str:
@@ -168,25 +157,14 @@ def model_folder(name: str) -> str:
 
 
 def lengths_of(model: str, length: int | None) -> tuple[int, int]:
-    """Return the original length and the number of tokens to read.
-
-    The second is the target, or ``length`` if it is less.
-
-    Raises:
-        RecipeError: fewer than 64 tokens are to be read.
-    """
+    """Return the original length and the number of tokens to read: the target, or ``length`` if it is less."""
     origin, target = read_origin(model), promised_length(model) or 0
     read = min(length or target, target)
-    if read < _SHORTEST:
-        raise RecipeError(f"{read} tokens are too few to compare. Give --length and a model of {_SHORTEST} or more")
     return min((origin and origin.original_length) or original_length(load_config(model)), read), read
 
 
 def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original: int, target: int) -> Request:
-    """Plan a request.
-
-    The text is the Python standard library, which every machine has.
-    """
+    """Plan a request on the Python standard library, a text that every machine has."""
     beyond = (original + target) // 2 if target > original else 3 * original // 4
     depths = [original // 2, beyond, target - 1]
     ids: list[int] = []
@@ -203,15 +181,6 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return [list(tokenizer(text, verbose=False).input_ids) for text in TEXTS]
 
 
-def differing(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Count differing tokens on prose and code, and on the hard text."""
-    lost = []
-    for mine, other in zip(ours, theirs, strict=True):
-        equal = sum(block.size for block in SequenceMatcher(None, mine, other, False).get_matching_blocks())
-        lost.append(max(len(mine), len(other)) - equal)
-    return sum(lost[:_PLAIN]), sum(lost[_PLAIN:])
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Differences of an engine from the reference, in nats."""
@@ -220,10 +189,10 @@ class Comparison:
     depths: dict[int, tuple[float, float]]  # tokens: largest and mean difference
     tolerance: float
     problem: str = ""  # the engine's error, or other tokens on prose and code
-    note: str = ""  # other tokens on the hard text
 
     @property
     def agrees(self) -> bool:
+        """Whether the mean difference at every depth is within the tolerance, with equal tokens."""
         return not self.problem and all(mean <= self.tolerance for _, mean in self.depths.values())
 
 
@@ -241,20 +210,14 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
         far = [abs(value - known.get(int(token), least)) for token, value in ours[:COMPARED]]
         differences.setdefault(depth, []).extend(far)
     depths = {depth: (float(np.max(values)), float(np.mean(values))) for depth, values in differences.items()}
-    plain, hard = differing(request.tokens, answer["tokens"]) if "tokens" in answer else (0, 0)
-    problem = f"{plain} tokens differ on prose and code" if plain else ""
-    note = f"{hard} of {len(request.tokens[-1])} tokens differ on odd white space" if hard else ""
-    return Comparison(engine, depths, tolerance, problem, note)
+    equal = answer.get("tokens", request.tokens)[:PLAIN] == request.tokens[:PLAIN]
+    return Comparison(engine, depths, tolerance, "" if equal else "tokens differ on prose and code")
 
 
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
-    """Compare engines with this environment's transformers.
+    """Compare engines with this environment's transformers; llama.cpp reads a GGUF file of type f32.
 
-    llama.cpp reads a GGUF file of type f32.
-
-    Args:
-        model: a folder, as ``model_folder`` returns it.
-        length: tokens to read, if the target is too long for this machine.
+    ``model`` is a folder, as ``model_folder`` returns it; ``length`` limits the tokens, for a target too long to read.
     """
     from skipwise.engines.export import write_gguf  # which imports this module
 
@@ -262,35 +225,30 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     others = [engine for engine in engines if engine != ours]
     if not others:
         raise EngineError(
-            f"there is no engine to compare with. {pip_install('gguf')} for llama.cpp, or give the Python of another "
-            "environment with --python PATH"
+            f"no other engine is installed. {pip_install('gguf')}, or give another environment with --python"
         )
     request = plan_request(model, load_tokenizer(model), *lengths_of(model, length))
-    made = []
-    with console.status(f"reading {request.max_length:,} tokens with {len(others) + 1} engines"):
-        reference = ours.answer(request)
+    comparisons = []
+    status = console.status(f"reading {request.max_length:,} tokens with {len(others) + 1} engines")
+    with status, TemporaryDirectory() as folder:
+        reference, file = ours.answer(request), Path(folder) / "model.gguf"
         for engine in others:
             if engine.name != "llama.cpp":
-                made.append(compare(reference, engine, request, TOLERANCE))
+                comparisons.append(compare(reference, engine, request, TOLERANCE))
                 continue
-            with TemporaryDirectory() as folder:
-                file = Path(folder) / "model.gguf"
-                try:
-                    write_gguf(Path(model), file, "f32", console)
-                except EngineError as error:
-                    made.append(Comparison(engine, {}, TOLERANCE, str(error)))
-                else:
-                    made.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
-    return made
+            try:
+                write_gguf(Path(model), file, "f32", console)
+                comparisons.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
+            except EngineError as error:
+                comparisons.append(Comparison(engine, {}, TOLERANCE, str(error)))
+    return comparisons
 
 
-def print_comparisons(made: Sequence[Comparison], console: Console) -> None:
+def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> None:
     """Print the verdict and the differences of each engine."""
-    for one in made:
-        verdict = "agrees" if one.agrees else one.problem or f"differs by more than {one.tolerance:g} nats"
-        style = None if one.agrees else "red"
-        console.print(f"{one.engine.name} {one.engine.version}: {verdict}", style=style, soft_wrap=True)
-        for depth, (largest, mean) in one.depths.items():
+    for comparison in comparisons:
+        engine, agrees = comparison.engine, comparison.agrees
+        verdict = "agrees" if agrees else comparison.problem or f"differs by more than {comparison.tolerance:g} nats"
+        console.print(f"{engine.name} {engine.version}: {verdict}", style=None if agrees else "red", soft_wrap=True)
+        for depth, (largest, mean) in comparison.depths.items():
             console.print(f"  {depth:,} tokens: {mean:.1e} nats from transformers in the mean, {largest:.1e} at most")
-        if one.note:
-            console.print(f"  {one.note}", soft_wrap=True)

@@ -11,6 +11,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
+from difflib import SequenceMatcher
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +26,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from skipwise.engines.check import (
     GGUF_TOLERANCES,
+    PLAIN,
     TEXTS,
+    Comparison,
     Request,
     compare,
-    differing,
     engine_here,
     find_engines,
     lengths_of,
@@ -63,40 +65,33 @@ _LONGEST = 2048  # tokens that are compared
 
 
 def export(model: str, *, kind: str, out: Path | None, checked: bool, length: int | None, console: Console) -> Path:
-    """Write a GGUF file and its Ollama Modelfile; return the file.
+    """Write a GGUF file of a type of weights and its Ollama Modelfile; return the file.
 
-    Args:
-        kind: type of the weights.
-        checked: read the file in llama.cpp and compare it with transformers before it gets its name.
-        length: tokens to compare, if the target is too long for this machine.
+    A ``checked`` file is compared in llama.cpp with transformers before it gets its name, on at most ``length`` tokens.
 
     Raises:
         EngineError: the extra ``gguf`` is not installed, or llama.cpp reads the file differently.
-        RunError: ``out`` exists or does not end in .gguf.
+        RunError: ``out`` exists.
     """
     one_of("--type", kind, TYPES)
     folder = Path(model_folder(model)).resolve()
     out = out or Path(f"{short_name(str(folder))}-{kind}.gguf")
     modelfile = out.with_suffix(".Modelfile")
-    if out.suffix != ".gguf":
-        raise RunError(f"--out {str(out)!r} does not end in .gguf. Give the name of the file to write")
     for file in (out, modelfile):
         if file.exists():
             raise RunError(f"{file} exists. Give another --out")
-    tokenizer, prove = load_tokenizer(str(folder)), None
+    tokenizer, prove, target = load_tokenizer(str(folder)), None, lengths_of(str(folder), None)[1]
     if checked:
-        original, read = lengths_of(str(folder), length)
-        engine, ours = engine_here("llama.cpp"), engine_here("transformers")
-        request = plan_request(folder, tokenizer, original, read)
-        with console.status(f"reading {read:,} tokens with transformers"):
-            prove = partial(_prove, ours.answer(request), request, engine, console)
+        request = plan_request(folder, tokenizer, *lengths_of(str(folder), length))
+        engine = engine_here("llama.cpp")
+        with console.status(f"reading {request.max_length:,} tokens with transformers"):
+            reference = engine_here("transformers").answer(request)
+        prove = partial(_prove, reference, request, engine, console)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(folder, out, kind, console, prove)
-    target = lengths_of(str(folder), None)[1]
-    lines = [f"FROM ./{out.name}", f"PARAMETER num_ctx {target}"]
-    if not tokenizer.chat_template:
-        lines.append('TEMPLATE "{{ .Prompt }}"')  # a base model continues a text
-    modelfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # A base model continues a text.
+    template = "" if tokenizer.chat_template else 'TEMPLATE "{{ .Prompt }}"\n'
+    modelfile.write_text(f"FROM ./{out.name}\nPARAMETER num_ctx {target}\n{template}", encoding="utf-8")
     console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB)", soft_wrap=True)
     console.print(f"ollama: ollama create NAME -f {shlex.quote(str(modelfile))}", soft_wrap=True)
     console.print(f"server: llama-server -m {shlex.quote(str(out))} -c {target}", soft_wrap=True)
@@ -108,18 +103,20 @@ def _prove(reference: dict[str, Any], request: Request, engine: Any, console: Co
     with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
         compared = compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
     console.print(f"type {kind}")
+    problem = "llama.cpp does not read the GGUF file as transformers reads the checkpoint"
+    _require_agreement(compared, console, problem, "Serve the checkpoint with vLLM")
+
+
+def _require_agreement(compared: Comparison, console: Console, problem: str, fix: str) -> None:
     print_comparisons([compared], console)
     if not compared.agrees:
-        raise EngineError(
-            f"llama.cpp does not read the GGUF file as transformers reads the checkpoint ({compared.problem or 'see above'}). "
-            "Serve the checkpoint with vLLM"
-        )
+        raise EngineError(f"{problem} ({compared.problem or 'see above'}). {fix}")
 
 
 def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove | None = None) -> None:
-    """Convert a checkpoint to a GGUF file.
+    """Convert a checkpoint to a GGUF file, which gets its name when it is complete and proved.
 
-    The file gets its name when it is complete and proved. A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
+    A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
     weights can hide an error in them.
 
     Raises:
@@ -154,24 +151,18 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
         logging.disable(logged)
 
 
-def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
-    """Return a model's config and the converter's class for its architecture."""
+def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer: str = "") -> None:
+    import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
     settings = ModelBase.load_hparams(model, False)
     if "rope_parameters" not in settings:  # a checkpoint of transformers 4
         settings["rope_parameters"] = load_config(model).rope_parameters
     settings = legacy_keys(settings) | settings  # the class for GPT-NeoX reads older names, which transformers 5 drops
-    return settings, get_model_class(get_model_architecture(settings, ModelType.TEXT))
-
-
-def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer: str = "") -> None:
-    import gguf
-
-    settings, known = _known_class(model)
+    known: Any = get_model_class(get_model_architecture(settings, ModelType.TEXT))
     factors, attention = _plain_rope(settings, known.model_arch == gguf.MODEL_ARCH.LLAMA)
 
-    class Converted(known):  # type: ignore[misc, valid-type]
+    class Converted(known):
         model_arch = known.model_arch  # the converter requires it in each class
 
         def get_vocab_base_pre(self, tokenizer: Any) -> str:
@@ -199,10 +190,7 @@ def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer:
 
 
 def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> None:
-    """Write the RoPE if the converter's class does not.
-
-    Those of GPT-NeoX and Phi do not; llama.cpp reads the keys for every architecture.
-    """
+    """Write the RoPE if the converter's class does not: those of GPT-NeoX and Phi."""
     from gguf import RopeScalingType
 
     written = {key for part in writer.kv_data for key in part}
@@ -218,11 +206,10 @@ def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> Non
 
 
 def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[float] | None, float]:
-    """Take factors by frequency out of ``settings`` and return them.
+    """Take factors by frequency [None] out of ``settings``; return them and llama.cpp's attention factor.
 
-    The second value is llama.cpp's attention factor. Without factors by frequency the first is None. llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the
-    second, so it is a ratio there. longrope's type is left out of the file, because llama.cpp knows it for few
-    architectures; YaRN's is left out if its ramp is not the usual one, which llama.cpp reads for few architectures.
+    llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the second, so it is a ratio there. The file has factors
+    instead of the type longrope, and of YaRN with another ramp, because llama.cpp reads these for few architectures.
     """
     rope = extended_set(settings.get("rope_parameters") or {})
     yarn = rope.get("rope_type") == "yarn"
@@ -243,24 +230,22 @@ def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[flo
         factors = (unscaled.inverse_frequencies() / scaled).tolist()
     else:
         factors = list(rope["long_factor"])
-    plain = {key: value for key, value in rope.items() if key in ("rope_theta", "partial_rotary_factor")}
-    rope.clear()
-    rope |= {**plain, "rope_type": "default"}
+    for key in rope.keys() - {"rope_theta", "partial_rotary_factor"}:
+        del rope[key]
+    rope["rope_type"] = "default"
     settings.pop("rope_scaling", None)
     return factors, attention
 
 
 def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> str:
-    """Find llama.cpp's pre-tokenizer with the tokens of a tokenizer.
+    """Find llama.cpp's pre-tokenizer with the tokens of a tokenizer, by trial in a model of a few numbers.
 
-    Each is tried in llama.cpp, in a model of a few numbers. Tokens must be equal on prose and code; of several
-    pre-tokenizers that of the fewest differences on the hard text is returned.
+    Tokens of prose and code must be equal; of several the one nearest on the hard text is returned.
 
     Raises:
         EngineError: none has equal tokens.
     """
-    engine = engine_here("llama.cpp")
-    ours, found = tokens_of(tokenizer), dict[str, int]()
+    engine, ours, likeness = engine_here("llama.cpp"), tokens_of(tokenizer), dict[str, float]()
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
         tiny, file = Path(folder), Path(folder) / "tiny.gguf"
         sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
@@ -273,24 +258,20 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
                 tokens = engine.answer(Request(str(file), [], [], 64, TEXTS))["tokens"]
             except EngineError:  # llama.cpp aborts with some
                 continue
-            plain, hard = differing(ours, tokens)
-            if not plain:
-                found[name] = hard
-                if not hard:
-                    break
-    if not found:
+            if tokens == ours:
+                return name
+            if tokens[:PLAIN] == ours[:PLAIN]:
+                likeness[name] = SequenceMatcher(None, ours[-1], tokens[-1], False).ratio()
+    if not likeness:
         raise EngineError(
             f"none of {len(_PRE_TOKENIZERS)} pre-tokenizers of llama.cpp has this tokenizer's tokens. Serve the checkpoint "
             "with vLLM"
         )
-    return min(found, key=lambda name: found[name])
+    return max(likeness, key=lambda name: likeness[name])
 
 
 def _quantise(source: Path, out: Path, kind: str) -> None:
-    """Quantise the matrices of a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``.
-
-    Matrices stay float16 if blocks of 256 numbers do not divide their rows.
-    """
+    """Quantise the matrices of a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``, where blocks fit."""
     import gguf
     import xllamacpp
 
@@ -314,10 +295,7 @@ def _quantise(source: Path, out: Path, kind: str) -> None:
 
 
 def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, Any]], file_type: int) -> None:
-    """Write a GGUF file again with other tensors.
-
-    ``data_of`` returns the data of a tensor and their type.
-    """
+    """Write a GGUF file again; ``data_of`` returns the new data of a tensor and their type."""
     import gguf
 
     # Tensors wait in a temporary file, so memory holds one at a time.
@@ -337,9 +315,7 @@ def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, A
 
 
 def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = True) -> Path:
-    """Write the model of a GGUF file as a stock checkpoint.
-
-    It is compared with llama.cpp if that is installed.
+    """Write the model of a GGUF file as a stock checkpoint, compared with llama.cpp if that is installed.
 
     Raises:
         EngineError: the extra ``gguf`` is not installed, or llama.cpp predicts other tokens.
@@ -362,19 +338,16 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             _write_float32(source, float32)
             reference = engine_here("transformers").answer(request)
             compared = compare(reference, engine_here("llama.cpp"), request.of(float32), _TOLERANCE)
-        print_comparisons([compared], console)
-        if not compared.agrees:
-            raise EngineError(
-                f"transformers does not read {file} as llama.cpp does ({compared.problem or 'see above'}). "
-                "Use the model's own checkpoint"
-            )
+        _require_agreement(
+            compared, console, f"transformers does not read {file} as llama.cpp does", "Use the model's own checkpoint"
+        )
     return out
 
 
 def _write_float32(source: GGUFFile, out: Path) -> None:
-    """Write a GGUF file again with float32 weights.
+    """Write a GGUF file again with float32 weights, because llama.cpp rounds activations for quantised ones.
 
-    With quantised weights llama.cpp rounds the activations too. Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
+    Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
     """
     import gguf
 

@@ -1,10 +1,8 @@
-"""Read a checkpoint in one engine, as a script.
+"""Read a checkpoint in one engine, as a script: python read.py ENGINE REQUEST.json ANSWER.json
 
-    python read.py ENGINE REQUEST.json ANSWER.json
-
-It runs on the CPU in float32, in the environment of the engine, and imports nothing of Skipwise. ``check.Request`` describes the request. The
-answer has ``places`` (for each a list of token and log-probability) and, for llama.cpp, ``tokens`` of each text.
-``python read.py versions`` prints the packages of the environment.
+It runs on the CPU in float32, in the environment of the engine, and imports nothing of Skipwise. ``check.Request`` describes
+the request. The answer has ``places`` (for each a list of token and log-probability) and, for llama.cpp, ``tokens`` of each
+text. ``python read.py versions`` prints the packages of the environment.
 """
 
 import json
@@ -78,24 +76,21 @@ def read_with_vllm(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_with_llama_cpp(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a GGUF file in llama.cpp's server (package xllamacpp).
-
-    It listens on a free port of the loopback address.
-    """
+    """Read a GGUF file in llama.cpp's server (package xllamacpp), on a free port of the loopback address."""
     import xllamacpp
 
     settings = xllamacpp.CommonParams()
     settings.model.path = request["model"]
     settings.n_ctx = request["max_length"]
     settings.n_parallel = 1
+    settings.n_gpu_layers = 0
+    settings.verbosity = -1
     settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # the default is float16
     settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     settings.no_extra_bufts = True  # weights repacked for a processor are rounded otherwise
-    settings.n_gpu_layers = 0
     settings.ctx_shift = settings.warmup = settings.fit_params = False
     settings.cache_ram_mib = settings.n_ctx_checkpoints = 0
     settings.hostnames = ["127.0.0.1"]
-    settings.verbosity = -1
     settings.port = 0
     server = xllamacpp.Server(settings)
 

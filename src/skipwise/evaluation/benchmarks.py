@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -21,12 +21,12 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from rich.console import Console
 
-from skipwise.errors import DataError, EvaluationError, RecipeError, SkipwiseError, nearest, out_of_memory, reason
+from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, reason
 from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest
-from skipwise.results.records import BenchmarkRecord, Record
+from skipwise.results.records import BenchmarkRecord, Results
 from skipwise.results.scores import PAPER
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -108,7 +108,7 @@ class Benchmarks:
     target: int | None = None  # tokens of a request, at most; None: the model's target length
 
     @cached_property
-    def found(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
+    def ready(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
         """The harness's manager, and by task and few-shot count the settings that locate its data.
 
         Raises:
@@ -126,15 +126,8 @@ class Benchmarks:
                 tasks[task, (own or 0) if fewshot is None else fewshot] = data_of(task, config, self.data_dir)
         return manager, tasks
 
-    def run(
-        self,
-        model: EvaluatedModel,
-        precision: str,
-        known: Iterable[Record],
-        keep: Callable[..., None],
-        console: Console,
-    ) -> None:
-        """Run the tasks without records in ``known``; pass the records of each finished task to ``keep``."""
+    def run(self, model: EvaluatedModel, precision: str, results: Results, console: Console) -> None:
+        """Run the tasks without records in ``results``; append the records of each finished task."""
         target = self.target or model.target
         about: dict[str, Any] = {
             "arm": model.label,
@@ -144,23 +137,30 @@ class Benchmarks:
             "precision": precision,
             "harness": version("lm-eval"),
         }
-        made: dict[tuple[str, int], dict[str, int]] = {}  # by task its recorded metrics, with their number
-        for record in known:
-            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
-                made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
-        manager, tasks = self.found
+        known = [r for r in results.records if isinstance(r, BenchmarkRecord)]
+        known = [r for r in known if all(getattr(r, name) == value for name, value in about.items())]
+        manager, tasks = self.ready
         wrapped = None
         for (task, fewshot), changes in tasks.items():
-            before = made.get((task, fewshot), {})
-            if before and len(before) >= max(before.values()):
+            made = {r.metric: r.metrics for r in known if (r.task, r.fewshot) == (task, fewshot)}
+            if made and len(made) >= max(made.values()):
                 continue
             wrapped = wrapped or HarnessModel.load(model, target, precision)
             console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
-            began = time.perf_counter()
-            results = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
-            seconds = round(time.perf_counter() - began, 3)
-            records = _records(results, task, {**about, "fewshot": fewshot, "seconds": seconds})
-            keep(*(record for record in records if record.metric not in before))  # a kill came between two metrics
+            wrapped.task, began = task, time.perf_counter()
+            # lm-eval takes changed settings from members of a group only.
+            chosen: Any = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task
+            scores = lm_eval.simple_evaluate(
+                wrapped,
+                tasks=[chosen],
+                num_fewshot=fewshot,
+                limit=self.limit,
+                task_manager=manager,
+                log_samples=True,  # every question's scores
+            )
+            about |= {"fewshot": fewshot, "seconds": round(time.perf_counter() - began, 3)}
+            # A kill may have come between two metrics.
+            results.append(*(r for r in _records(scores, task, about) if r.key not in results.keys))
 
 
 def _manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -193,7 +193,7 @@ def leaves(manager: TaskManager, name: str) -> list[str]:
 
 
 def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
-    """Return the changes of a task's settings for its data; the data set must be readable, without its code."""
+    """Return the settings that locate a task's data; require them to be readable."""
     name, subset = config.get("dataset_path"), config.get("dataset_name")
     own = config.get("dataset_kwargs") or {}
     options = {key: value for key, value in own.items() if key != "trust_remote_code"}
@@ -225,27 +225,6 @@ def _subsets(folder: str) -> list[str]:
         return []
 
 
-def _run_task(
-    model: HarnessModel, manager: TaskManager, name: str, fewshot: int, limit: int | None, changes: dict[str, Any]
-) -> dict[str, Any]:
-    """Run one task; return the results of ``lm_eval.simple_evaluate`` with every question's scores."""
-    model.task = name
-    # lm-eval takes changed settings from members of a group only.
-    task: Any = {"group": f"{name} of skipwise", "task": [{"task": name, **changes}]} if changes else name
-    try:
-        results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=model, tasks=[task], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
-        )
-    except Exception as error:  # of the task's data, templates or packages
-        if isinstance(error, SkipwiseError) or out_of_memory(error):
-            raise
-        raise EvaluationError(
-            f"task {name} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
-            "it out. Finished tasks are kept"
-        ) from error
-    return results
-
-
 def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
     """Yield a record for each metric of a task; all share the fields ``about``."""
     samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
@@ -269,7 +248,7 @@ def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Itera
 
 
 def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
-    """Return the scores of single questions: digits if all are 0 or 1, else numbers; empty if ``value`` is not their mean."""
+    """Return digits or numbers of all questions; empty if ``value`` is not their mean."""
     if not scores or not all(isinstance(score, Real) and math.isfinite(score) for score in scores):
         return ""
     if all(score in (0, 1) for score in scores):

@@ -1,129 +1,58 @@
-"""Plan and measure the models of ``skipwise evaluate``, and the arms of a run.
+"""Measure the models of ``skipwise evaluate`` and the arms of a run; forecast the time and memory of measuring.
 
-``run.json`` has the settings, ``results.jsonl`` the records. The same command continues a stopped evaluation.
+``run.json`` has the settings, ``results.jsonl`` the records. The same command continues a stopped evaluation: a request that
+has a record, by its key, is not measured again.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import timedelta
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.ruler import read_ruler_data
 from skipwise.data.store import TokenStore
-from skipwise.errors import DataError, RunError, counted
-from skipwise.evaluation.measure import answered, missing, require_memory, seconds_here, time_of, workloads
-from skipwise.evaluation.plan import Batch, Readings, plan_model, plan_prompts, plan_readings, read_texts
-from skipwise.evaluation.server import Server
-from skipwise.evaluation.specification import (
-    RULER,
-    EvaluatedModel,
-    Specification,
-    assumed_length,
-    is_ruler,
-    specification_of,
+from skipwise.data.text import KINDS
+from skipwise.errors import DataError, EvaluationError, RunError, counted, out_of_memory
+from skipwise.evaluation.perplexity import fed_tokens
+from skipwise.evaluation.plan import (
+    QUIET,
+    Batch,
+    Plan,
+    Prompts,
+    Readings,
+    Request,
+    Subject,
+    Workload,
+    missing,
+    plan_models,
+    plan_readings,
+    plan_subjects,
 )
-from skipwise.evaluation.texts import (
-    EvaluationText,
-    Segment,
-    fair_documents,
-    longest_segment,
-    other_text,
-    spread_segments,
-)
+from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, specification_of
+from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segments, other_text, read_texts
 from skipwise.model.config import load_config
-from skipwise.model.cost import parameters_of
-from skipwise.model.extension import Extension
-from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import Origin, read_origin, weights_fingerprint
-from skipwise.model.precision import dtype_of
-from skipwise.recipes.schema import Baseline, Recipe
-from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, append_record, read_records
+from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
+from skipwise.model.extension import Extension, extension_of
+from skipwise.model.origin import Origin, weights_fingerprint
+from skipwise.model.precision import default_device, dtype_of
+from skipwise.progress import progress
+from skipwise.recipes.schema import Recipe
+from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, Results, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 
 if TYPE_CHECKING:
     from skipwise.evaluation.benchmarks import Benchmarks
+    from skipwise.evaluation.server import Server
 
-QUIET = Console(quiet=True)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The requests of each model, by its label."""
-
-    models: Sequence[EvaluatedModel]
-    batches: dict[str, list[Batch]]
-    fingerprints: dict[str, str]  # of the texts
-
-    @property
-    def requests(self) -> int:
-        """Number of records."""
-        return sum(len(batch.requests) for batches in self.batches.values() for batch in batches)
-
-    def only(self, shard: tuple[int, int]) -> "Plan":
-        """Return part i of n of each model's requests."""
-        return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
-
-    def time(self, precision: str) -> str:
-        """Return how long measuring takes on this machine, without benchmarks, as a phrase."""
-        seconds: Counter[str] = Counter()
-        for model in self.models:
-            seconds.update(seconds_here(self.batches[model.label], load_config(model.name), precision))
-        return time_of(dict(seconds))
-
-
-def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
-    """Plan what is measured of every model and base; print what it can and cannot show.
-
-    Raises:
-        DataError: a model and its base read other tokens.
-    """
-    for model in models:
-        if model.control:
-            console.print(f"base: {model.name} is measured too (--base none leaves it out)", soft_wrap=True)
-        if warning := assumed_length(model):
-            console.print(warning, style="yellow", soft_wrap=True)
-    origins = [origin for model in models if (origin := read_origin(model.name))]
-    texts: dict[str, list[EvaluationText]] = {}
-    batches: dict[str, list[Batch]] = {}
-    for model in models:
-        shown = console if model is models[0] else QUIET
-        texts[model.label] = read_texts(specification, model.name, origins, shown)
-        tokenizer, others = load_tokenizer(model.name), []
-        windows = {other.original for other in models if other.base == model.label}
-        if specification.documents and specification.other_texts:  # a base reads other text as its models do
-            inside = windows | (set() if model.control else {model.original})
-            lengths = sorted({longest_segment(window) for window in inside})
-            others = [other_text(tokenizer, length, origins, shown) for length in lengths]
-        more = windows | {model.original}
-        batches[model.label] = plan_model(
-            specification, model, tokenizer, texts[model.label], console, more=more, other=others
-        )
-    digests = {label: [text.digest for text in read] for label, read in texts.items()}
-    for model in models:
-        if model.base and digests[model.label] != digests[model.base]:
-            raise DataError(
-                f"{model.label} and {model.base} tokenise the text differently, so losses do not compare; give the model's own "
-                "base, or --base none"
-            )
-        if not model.control and digests[model.label] != digests[models[0].label]:
-            console.print(
-                f"{model.label} reads other tokens than {models[0].label}: perplexities do not compare", style="yellow"
-            )
-    if specification.power:
-        console.print(specification.power, soft_wrap=True)
-    for warning in specification.warnings(models, texts[models[0].label]):
-        console.print(warning, style="yellow", soft_wrap=True)
-    fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
-    if any(map(is_ruler, specification.tasks)):
-        fingerprints["text of RULER"] = read_ruler_data(specification.ruler_data).fingerprint
-    return Plan(models, batches, fingerprints)
+_BF16 = 2  # bytes of a number
 
 
 def evaluate(
@@ -132,7 +61,7 @@ def evaluate(
     *,
     shard: tuple[int, int] = (1, 1),
     benchmarks: "Benchmarks | None" = None,
-    server: Server | None = None,
+    server: "Server | None" = None,
     earlier: Sequence[Path] = (),
     out: Path | None = None,
     console: Console,
@@ -154,7 +83,7 @@ def evaluate(
             f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
         )
     if benchmarks and shard[0] == 1:
-        _ = benchmarks.found  # refuses before any work
+        _ = benchmarks.ready  # refuses before any work
     if server:
         server.require_window(max(specification.prompt_lengths, default=0))
         console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
@@ -163,13 +92,9 @@ def evaluate(
     folder.require_same(plan.fingerprints)
     folder.record(**facts)
     console.print(f"folder: {folder.path}", soft_wrap=True)
-    _take_over(earlier, folder, plan, console)
-    for model in models:
-        load = partial(model.load, specification.precision)
-        answered(load, plan.batches[model.label], folder.results, console, None if model.control else server, shard)
-        if benchmarks and shard[0] == 1:
-            keep = partial(append_record, folder.results)
-            benchmarks.run(model, specification.precision, read_records(folder.results), keep, console)
+    results = Results(folder.results)
+    _take_over(earlier, results, plan, console)
+    measure(plan, results, console, shard=shard, server=server, benchmarks=benchmarks)
     return folder
 
 
@@ -187,35 +112,100 @@ def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
     return folder
 
 
-def _take_over(earlier: Iterable[Path], folder: RunFolder, plan: Plan, console: Console) -> None:
+def _take_over(earlier: Iterable[Path], results: Results, plan: Plan, console: Console) -> None:
     """Append the records of other folders that this evaluation needs and lacks."""
-    wanted = {request.key for batches in plan.batches.values() for batch in batches for request in batch.requests}
-    models = {(model.label, model.digest) for model in plan.models}
-    known = {record.key for record in read_records(folder.results) if isinstance(record, Measured)}
+    wanted, models = plan.keys, {(subject.model.label, subject.model.digest) for subject in plan.subjects}
     for path in earlier:
-        if not (results := RunFolder(path).results).is_file():
+        if not (other := RunFolder(path).results).is_file():
             raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
         taken = {}
-        for record in read_records(results):
+        for record in read_records(other):
             benchmark = isinstance(record, BenchmarkRecord) and (record.arm, record.digest) in models
-            if isinstance(record, Measured) and record.key not in known and (benchmark or record.key in wanted):
+            if isinstance(record, Measured) and record.key not in results.keys and (benchmark or record.key in wanted):
                 taken[record.key] = record
-        append_record(folder.results, *taken.values())
-        known |= taken.keys()
+        results.append(*taken.values())
         console.print(f"{path}: {counted(len(taken), 'record')} taken over", soft_wrap=True)
+
+
+def measure(
+    plan: Plan,
+    results: Results,
+    console: Console,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    server: "Server | None" = None,
+    benchmarks: "Benchmarks | None" = None,
+) -> None:
+    """Measure what ``results`` lacks, model by model; a model with nothing left is not loaded."""
+    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
+        model, left = subject.model, missing(batches, results.keys, shard)
+        if server and not model.control:
+            if prompts := [batch for batch in left if isinstance(batch, Prompts)]:
+                answer(server, prompts, console, results.append)
+            left = [batch for batch in left if isinstance(batch, Readings)]
+        if left:
+            answer(model.load(plan.specification.precision), left, console, results.append)
+        if benchmarks and shard[0] == 1:
+            benchmarks.run(model, plan.specification.precision, results, console)
+
+
+def answer(
+    model: "PreTrainedModel | Server", batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]
+) -> None:
+    """Answer every request under one progress bar; ``on_record`` gets each record."""
+    parts = [batch.workload for batch in batches]
+    if isinstance(model, torch.nn.Module):
+        doing, cost = f"measuring {batches[0].requests[0].arm}", ForwardCost.of(model)
+        operations = [sum(cost.of_token(part.length, scored=part.scored)) for part in parts]
+    else:
+        doing, operations = f"prompts at {model.url}", [1.0] * len(parts)
+    total = sum(part.tokens * each for part, each in zip(parts, operations, strict=True))
+    with progress(doing, total, console) as work:
+        for batch, each in zip(batches, operations, strict=True):
+
+            def advance(tokens: int, each: float = each) -> None:
+                work.advance(tokens * each)
+
+            for record in explained_answers(model, batch, advance):
+                on_record(record)
+
+
+def explained_answers(
+    model: Any, batch: Batch, on_progress: Callable[[int], None] | None = None
+) -> Iterator[ReadingRecord | Request]:
+    """Answer a batch; explain too little memory.
+
+    Raises:
+        EvaluationError: with the length and the setting.
+    """
+    label, length = batch.requests[0].arm, batch.workload.length
+    try:
+        yield from batch.answers(model, on_progress)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise EvaluationError(
+            f"out of memory measuring {label} at {length:,} tokens; finished records are kept. Lower the lengths (--lengths, "
+            "evaluation.windows, evaluation.prompt_lengths), leave out evaluation.eval_steps, and run the command again"
+        ) from error
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """What is measured of the arms of one run."""
+    """What is measured of the arms and the training steps of one run."""
 
     recipe: Recipe
-    extension: Extension
-    tokenizer: PreTrainedTokenizerBase
-    specification: Specification
-    texts: list[EvaluationText]
-    far: list[Segment]  # of the target length, to compare training steps; empty if the last step is kept
-    other: EvaluationText | None = None  # of other kinds, in segments of the original length
+    plan: Plan  # of the arms, without the fingerprints of their weights
+
+    @property
+    def specification(self) -> Specification:
+        """The recipe's section ``evaluation``, resolved."""
+        return self.plan.specification
+
+    @property
+    def texts(self) -> list[EvaluationText]:
+        """The texts that every arm reads."""
+        return self.plan.subjects[0].texts
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -226,64 +216,52 @@ class RunEvaluation:
     def facts(self) -> dict[str, object]:
         """What is measured, for ``run.json``: a resumed run may need fewer records than there are."""
         rule = self.specification
-        windows = {*rule.windows, self.extension.rope.original_length}
         return {
-            "documents": {text.source: [one.document for one in text.documents] for text in self.texts},
-            "tokens": {text.source: [len(one.tokens) for one in text.documents] for text in self.texts},
+            "documents": {text.source: [segment.document for segment in text.documents] for text in self.texts},
+            "tokens": {text.source: [len(segment.tokens) for segment in text.documents] for text in self.texts},
             "windows": rule.windows,
-            "strides": {str(window): rule.stride_of(window) for window in sorted(windows)},
+            "strides": {str(window): rule.stride_of(window) for window in sorted({*rule.windows, rule.original})},
             "tasks": [task.removeprefix(RULER) for task in rule.tasks],  # as in records
             "prompt_lengths": rule.prompt_lengths,
             "trials": rule.num_prompts,
-            "other": self.other is not None,
+            "other": rule.other_texts,
         }
 
-    def label(self, arm: Baseline) -> str:
-        """Return the arm's name in the results: the trained model has the name of its method or scheme."""
-        return self.recipe.arm if arm == "trained" else arm
-
-    def model(self, arm: Baseline, trained: Path) -> EvaluatedModel:
-        """Return the arm's model: the base, the base with its interpolation, or the folder ``trained``."""
-        name = str(trained) if arm == "trained" else self.recipe.model
-        extension = self.extension if arm == "untrained" else None
-        lengths = self.extension.rope.original_length, self.extension.target_length
-        return EvaluatedModel(self.label(arm), name, *lengths, weights=weights_fingerprint(name), extension=extension)
-
-    def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """Plan an arm: the original also reads the original window; untrained reads no other text."""
-        more = [model.original] if model.label == "original" else []
-        other = [self.other] if self.other and model.label != "untrained" else []
-        return plan_model(self.specification, model, self.tokenizer, self.texts, QUIET, more=more, other=other)
+    def plan_trained(self, folder: Path) -> Plan:
+        """Plan the arms with the fingerprints of their weights; ``folder`` is the trained model."""
+        subjects = []
+        for subject in self.plan.subjects:
+            name = subject.model.name or str(folder)
+            model = replace(subject.model, name=name, weights=weights_fingerprint(name))
+            subjects.append(replace(subject, model=model))
+        return plan_subjects(self.specification, subjects, QUIET)
 
     @property
-    def all_batches(self) -> list[Batch]:
+    def batches(self) -> list[Batch]:
         """All requests, those during training included, without the fingerprints of the weights."""
-        lengths = self.extension.rope.original_length, self.extension.target_length
-        models = [EvaluatedModel(self.label(arm), "", *lengths) for arm in self.specification.models]
-        during = [batch for step in self.recipe.measured_steps for batch in self.step_batches(step)]
-        return [*during, *(batch for model in models for batch in self.batches(model))]
+        steps = map(self.step_batches, self.recipe.measured_steps)
+        return [*chain.from_iterable(steps), *chain.from_iterable(self.plan.batches)]
 
     def step_batches(self, step: int) -> list[Readings]:
-        """Plan the model at a training step: the first text at the longest window, and the far segments."""
-        first, target = self.texts[0], self.extension.target_length
-        text = replace(first, segments={target: self.far})
-        model = EvaluatedModel(self.label("trained"), "", self.extension.rope.original_length, target)
+        """Plan a training step: the first text's longest window, and far segments."""
+        rule, first = self.specification, self.texts[0]
+        text = replace(first, segments={rule.target: first.far})
+        model = EvaluatedModel(self.recipe.arm, "", rule.original, rule.target)
         return [
-            Readings([replace(request, step=step) for request in batch.requests], batch.documents)
-            for batch in plan_readings(self.specification, model, [text], [first.windows[-1]])
+            replace(batch, requests=[replace(request, step=step) for request in batch.requests])
+            for batch in plan_readings(rule, model, [text], [first.windows[-1]])
         ]
 
     def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
-        """Return the mean loss in nats beyond the original window, over the far segments, by training step."""
+        """Return by training step the mean far loss, in nats beyond the original window."""
         segments: dict[int, dict[str, ReadingRecord]] = {}  # by key: after a kill one may be there twice
         for record in records:
             if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
                 segments.setdefault(record.step, {})[record.key] = record
-        original = self.extension.rope.original_length
         return {
-            step: loss(list(read.values()), original).mean
+            step: loss(list(read.values()), self.specification.original).mean
             for step, read in segments.items()
-            if len(read) == len(self.far)  # a kill may leave a part of a step's records
+            if len(read) == len(self.texts[0].far)  # a kill may leave a part of a step's records
         }
 
 
@@ -298,32 +276,104 @@ def plan_evaluation(
 ) -> RunEvaluation:
     """Plan every measurement of a run, before training.
 
-    ``store`` holds the training text; the documents of ``origin`` are trained on and not read.
+    ``store`` holds the training text; the documents of ``origin`` are trained on and not read. The original model also reads
+    in its own window; the untrained one reads no text of other kinds.
 
     Raises:
         DataError, RecipeError: a setting cannot be measured.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
-    stores = {recipe.data.source: store}
-    texts = read_texts(specification, recipe.model, [origin], console, stores)
-    far: list[Segment] = []
-    if recipe.evaluation.save_best:
-        first = specification.texts[0]
-        known = stores[first.source]
-        among = fair_documents(known, first, [origin], QUIET)
-        far = spread_segments(known, among, target, specification.segments)
-        if not far:
-            raise DataError(
-                f"evaluation.save_best=true needs documents of the target length, and {first.source} has none of {target:,} tokens; "
-                "give longer text by evaluation.source, or set evaluation.save_best=false"
-            )
-    other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other_texts else None
-    extended = EvaluatedModel("the extended model", "", original, target)
-    list(plan_prompts(specification, extended, tokenizer, console, required=True))  # prints or refuses short lengths
-    for warning in specification.warnings([extended], texts):
-        console.print(warning, style="yellow", soft_wrap=True)
-    return RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
+    texts = read_texts(specification, recipe.model, [origin], console, {recipe.data.source: store})
+    other = [other_text(tokenizer, original, [origin], console)] if specification.other_texts else []
+    subjects = [
+        Subject(
+            EvaluatedModel(
+                recipe.arm if arm == "trained" else arm,
+                "" if arm == "trained" else recipe.model,
+                original,
+                target,
+                extension=extension if arm == "untrained" else None,
+            ),
+            tokenizer,
+            texts,
+            {original} if arm == "original" else set(),
+            [] if arm == "untrained" else other,
+        )
+        for arm in specification.models
+    ]
+    return RunEvaluation(recipe, plan_subjects(specification, subjects, console, required=True))
+
+
+def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
+    """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
+    rule, arms, steps = (
+        specification_of(recipe, original, target, "float32"),
+        recipe.evaluation.models,
+        recipe.measured_steps,
+    )
+    document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(rule.texts)
+    readings = Counter({length: len(arms) * texts * rule.documents for length in rule.windows})
+    if "original" in arms and original <= rule.windows[-1] and original not in readings:
+        readings[original] = texts * rule.documents
+    readings[rule.windows[-1]] += len(steps) * rule.documents
+    for length, documents in readings.items():
+        yield Workload("windows", length, documents * fed_tokens([document], length, rule.stride_of(length)))
+    segments = Counter({length: len(arms) * texts * rule.segments for length in rule.segment_lengths})
+    if rule.save_best:
+        segments[target] += len(steps) * rule.segments
+    if rule.other_texts:
+        length = longest_segment(original)
+        segments[length] += len({*arms} - {"untrained"}) * len(KINDS) * most_segments(length)
+    for length, number in segments.items():
+        yield Workload("windows", length, number * length)
+    for task, length in product(rule.tasks, rule.prompt_lengths):
+        yield Workload(f"{task} prompts", length, len(arms) * rule.num_prompts * length, scored=False)
+
+
+def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed) -> dict[str, float]:
+    """Return the seconds by kind and length, without the decoding of answers."""
+    seconds = defaultdict[str, float](float)
+    for part in parts:
+        linear, attention = cost.of_token(part.length, scored=part.scored)
+        seconds[str(part)] += part.tokens * (linear / speed.linear + attention / speed.attention)
+    return seconds
+
+
+def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: str) -> dict[str, float]:
+    """Return the seconds of batches on this machine, from a short timing of the model's layers."""
+    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, default_device())
+    return measuring_seconds((batch.workload for batch in batches), cost, speed)
+
+
+def time_here(plan: Plan) -> str:
+    """Return how long a plan takes on this machine, without benchmarks, as a phrase."""
+    seconds = defaultdict[str, float](float)
+    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
+        config = load_config(subject.model.name)
+        for part, each in seconds_here(batches, config, plan.specification.precision).items():
+            seconds[part] += each
+    return time_of(seconds)
+
+
+def time_of(seconds: dict[str, float]) -> str:
+    """Return how long measuring takes, and what takes longest, as a phrase."""
+    if not seconds:
+        return "measuring nothing"
+    longest = max(seconds, key=lambda part: seconds[part])
+    total, most = (timedelta(seconds=round(each)) for each in (sum(seconds.values()), seconds[longest]))
+    return f"measuring about {total}, of which {longest} {most}"
+
+
+def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) -> None:
+    """Print time and memory of measuring on a GPU of ``rate`` FLOP/s and ``memory`` bytes."""
+    config = load_config(recipe.model)
+    extension = extension_of(config, recipe)
+    parts = list(planned(recipe, extension.rope.original_length, extension.target_length))
+    seconds = measuring_seconds(parts, ForwardCost.of_config(config), Speed(rate, rate))
+    console.print(f"After training: {time_of(seconds)}, on one GPU.", soft_wrap=True)
+    if text := too_long(parts, config, _BF16, _BF16 * (parameters_of(config) or 0), memory):
+        console.print(f"Measuring does not fit: {text}", style="yellow", soft_wrap=True)
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
@@ -333,13 +383,19 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
         EvaluationError: a length is certain not to fit.
     """
     config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
-    weights = itemsize * (parameters_of(config) or 0)
-    require_memory(workloads(evaluation.all_batches), config, itemsize, weights, device)
+    parts, weights = [batch.workload for batch in evaluation.batches], itemsize * (parameters_of(config) or 0)
+    if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):
+        raise EvaluationError(text)
 
 
-def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
-    """Measure every arm; existing records are not measured again."""
-    for arm in evaluation.specification.models:
-        model = evaluation.model(arm, run.model)
-        load = partial(model.load, evaluation.specification.precision)
-        answered(load, evaluation.batches(model), run.results, console)
+def too_long(parts: Sequence[Workload], config: PretrainedConfig, itemsize: int, weights: float, memory: float) -> str:
+    """Return which length certainly exceeds ``memory`` bytes next to ``weights`` bytes; empty if none."""
+    each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in {part.scored for part in parts}}
+    part = max(parts, key=lambda part: part.length * each[part.scored], default=None)
+    if part is None or (needed := weights + part.length * each[part.scored]) <= memory:
+        return ""
+    most = int(max(0, memory - weights) // each[part.scored])
+    return (
+        f"{part} take {needed / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} tokens may fit. Lower "
+        f"{'evaluation.windows' if part.scored else 'evaluation.prompt_lengths'} (--lengths), or use a larger GPU"
+    )

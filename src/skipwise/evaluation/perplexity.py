@@ -2,6 +2,10 @@
 
 A window as long as the document scores each token after all of the document before it. A causal model's loss on a prefix
 does not depend on what follows, so this one pass gives the perplexity of every prefix.
+
+Windows are plans of integers: which tokens are fed, which are scored (Press, Smith, Lewis, "Train Short, Test Long", ICLR 2022,
+appendix B). Each window advances by ``stride`` and scores only the tokens that are new in it, so every scored token after the
+first window has at least ``window - stride`` tokens of context.
 """
 
 import time
@@ -18,8 +22,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from skipwise.data.text import token_ids
-from skipwise.errors import DataError, EvaluationError, counted
-from skipwise.evaluation.windows import Window, sliding_windows
+from skipwise.errors import DataError, EvaluationError, RecipeError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.lora import stock_model
@@ -32,6 +35,62 @@ _ON_A_GPU = 16384
 # Logits at a time, in numbers: few on a CPU for the same reason; else 64 MiB in float32.
 _LOGITS = {"cpu": 2**21}
 _LOGITS_ON_A_GPU = 2**24
+
+
+@dataclass(frozen=True)
+class Window:
+    """Feed ``tokens[begin:end]``, score the targets ``scored_from .. end - 1``; all are absolute indices.
+
+    The prediction of target t is made at t - 1, so ``begin < scored_from < end``.
+    """
+
+    begin: int
+    end: int
+    scored_from: int
+
+    @property
+    def width(self) -> int:
+        """How many tokens are fed."""
+        return self.end - self.begin
+
+    @property
+    def context(self) -> int:
+        """How many tokens are before the first target, the least context of any target here."""
+        return self.scored_from - self.begin
+
+
+def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
+    """Cover a document: every token but the first is scored exactly once.
+
+    The first window scores all its tokens. The last ends with the document: it may advance by less than
+    ``stride`` and is still ``window`` wide. A document shorter than ``window`` is one short window; one of
+    fewer than two tokens has nothing to score. With ``stride == window`` neighbours share one token, the
+    context without which the next token could not be scored.
+    """
+    if not 1 <= stride <= window or window < 2:
+        raise RecipeError(f"stride {stride} must lie between 1 and the window, and window {window} must be at least 2")
+    if tokens < 2:
+        return []
+    end = min(window, tokens)
+    windows = [Window(0, end, 1)]
+    while end < tokens:
+        scored_from, end = end, min(end + min(stride, window - 1), tokens)
+        windows.append(Window(end - window, end, scored_from))
+    return windows
+
+
+def position_buckets(length: int, original: int) -> list[int]:
+    """Return the edges of position buckets: a quarter of ``original``, doubled up to ``length``.
+
+    Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing comes
+    before the token at 0. The original length is always an edge, also if it is no multiple of four.
+    """
+    edges, edge = {1, length}, max(2, original // 4)
+    while edge < length:
+        edges.add(edge)
+        edge *= 2
+    return sorted(edges | {original} if 1 < original < length else edges)
+
 
 _Member = tuple[int, Window]  # the document's number, and one of its windows
 
@@ -208,11 +267,11 @@ def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
     done = 0
     # Target t is predicted at t - 1.
     for logits, wanted in logits_at(model, ids, range(context - 1, ids.shape[1] - 1)):
-        some = slice(done, done + wanted.shape[1])
-        done = some.stop
+        part = slice(done, done + wanted.shape[1])
+        done = part.stop
         loss = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none")
-        losses[:, some] = loss.view(wanted.shape)
-        hits[:, some] = logits.argmax(-1) == wanted
+        losses[:, part] = loss.view(wanted.shape)
+        hits[:, part] = logits.argmax(-1) == wanted
     return losses.double().cpu().numpy(), hits.cpu().numpy()
 
 
@@ -233,9 +292,9 @@ def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Itera
     size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
     slices = [places[first : first + size] for first in range(0, len(places), size)]
     with _layers_run_once(model) if len(slices) > 1 else nullcontext():
-        for some in slices:
-            logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
-            yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
+        for part in slices:
+            logits = model(**inputs, logits_to_keep=positions[part.start : part.stop]).logits
+            yield logits, ids[:, part.start + 1 : part.stop + 1].to(logits.device)
 
 
 def not_finite() -> EvaluationError:
@@ -247,7 +306,7 @@ def not_finite() -> EvaluationError:
 
 @contextmanager
 def _layers_run_once(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model's layers at their first call in this context; return the same output at later calls."""
+    """Run the model's layers once; later calls return the same output."""
     layers: Any = stock_model(model).base_model
     own = vars(layers).get("forward")  # where layers are spread over devices
     run = layers.forward

@@ -1,38 +1,27 @@
-"""Plan what is measured of one model: specification and texts -> batches of requests.
+"""Plan what is measured: models, specification and texts -> batches of requests.
 
 A request is a record with empty result fields. A batch holds requests that are answered together: documents under one window, or
 prompts of one task and length.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, groupby
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
-from skipwise.data.store import TokenStore, check_vocabulary
-from skipwise.data.tokenising import tokenise
-from skipwise.errors import TooShortError
-from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
-from skipwise.evaluation.retrieval import Answer, Question, answers, ask_number, ask_ruler, draw_prompt
-from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, is_ruler
-from skipwise.evaluation.texts import (
-    EvaluationText,
-    Segment,
-    fair_documents,
-    filled_windows,
-    longest_documents,
-    spread_segments,
-)
-from skipwise.evaluation.windows import position_buckets
-from skipwise.model.config import load_config
+from skipwise.errors import DataError, TooShortError
+from skipwise.evaluation.perplexity import fed_tokens, position_buckets, sliding_scores
+from skipwise.evaluation.retrieval import answers, ask, draw_prompt
+from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, assumed_length, is_ruler
+from skipwise.evaluation.texts import EvaluationText, Segment, longest_segment, other_text, read_texts
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import Origin
+from skipwise.model.origin import read_origin
 from skipwise.results.files import short_digest
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 
@@ -41,10 +30,24 @@ if TYPE_CHECKING:
 
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
 _LONG_ENOUGH = 2**14  # tokens; every task has a prompt this short
+QUIET = Console(quiet=True)
 
 OnProgress = Callable[[int], None]
 Request = TrialRecord | RulerRecord
 Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The tokens that one kind of measurement reads at one length."""
+
+    what: str
+    length: int  # tokens
+    tokens: int  # in all
+    scored: bool = True  # whether every token has logits; prompts have a KV cache instead
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.length:,} tokens"
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,10 @@ class Readings:
     documents: Sequence[np.ndarray]  # the tokens of each request, int [tokens]
 
     @property
-    def tokens(self) -> int:
-        """Tokens that are fed to the model."""
-        return fed_tokens(self.documents, self.length, self.requests[0].stride)
-
-    @property
-    def length(self) -> int:
-        """Tokens of each window."""
-        return self.requests[0].window
+    def workload(self) -> Workload:
+        """The tokens that are fed to the model."""
+        window = self.requests[0].window
+        return Workload("windows", window, fed_tokens(self.documents, window, self.requests[0].stride))
 
     def only(self, keys: Collection[str]) -> "Readings":
         """Return the requests with these keys."""
@@ -90,40 +89,32 @@ class Prompts:
     """Requests to answer prompts of one task and length."""
 
     requests: Sequence[Request]
-    ask: Callable[[Any], tuple[Question, dict[str, Any]]]
     tokenizer: PreTrainedTokenizerBase
+    data: RulerData | None  # of RULER's tasks
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the prompts, at most."""
-        return len(self.requests) * self.length
-
-    @property
-    def length(self) -> int:
-        """Tokens of each prompt and its answer."""
-        return self.requests[0].length
+    def workload(self) -> Workload:
+        """The tokens of the prompts and their answers, at most."""
+        first = self.requests[0]
+        return Workload(f"{first.task} prompts", first.length, len(self.requests) * first.length, scored=False)
 
     def only(self, keys: Collection[str]) -> "Prompts":
         """Return the requests with these keys."""
         return replace(self, requests=[request for request in self.requests if request.key in keys])
 
-    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[Request]:
-        """Answer each prompt and yield its record."""
-        read = partial(answers, model, self.tokenizer, precision=self.requests[0].precision)
-        return self._records(read, on_progress)
-
-    def served(self, server: "Server", on_progress: OnProgress | None = None) -> Iterator[Request]:
-        """Answer each prompt by a server and yield its record."""
-        return self._records(partial(server.answers, self.tokenizer), on_progress)
-
-    def _records(
-        self, read: Callable[[Sequence[Question]], Iterator[Answer]], on_progress: OnProgress | None
-    ) -> Iterator[Request]:
-        questions = [self.ask(request) for request in self.requests]
-        for answer in read([question for question, _ in questions]):
-            request, about = self.requests[answer.number], questions[answer.number][1]
+    def answers(self, model: "PreTrainedModel | Server", on_progress: OnProgress | None = None) -> Iterator[Request]:
+        """Answer each prompt by a model, or by a server, and yield its record."""
+        questions, about = zip(*(ask(self.tokenizer, request, self.data) for request in self.requests), strict=True)
+        if isinstance(model, torch.nn.Module):
+            made = answers(model, self.tokenizer, questions, precision=self.requests[0].precision)
+        else:
+            made = model.answers(self.tokenizer, questions)
+        for answer in made:
+            request = self.requests[answer.number]
             score = {"hit": answer.hit} if isinstance(request, TrialRecord) else {"score": answer.score}
-            yield replace(request, **about, **score, answer=answer.text, seconds=round(answer.seconds, 3))
+            yield replace(
+                request, **about[answer.number], **score, answer=answer.text, seconds=round(answer.seconds, 3)
+            )
             if on_progress:
                 on_progress(request.length)
 
@@ -131,85 +122,154 @@ class Prompts:
 Batch = Readings | Prompts
 
 
-def plan_model(
-    specification: Specification,
-    model: EvaluatedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Iterable[EvaluationText],
-    console: Console,
-    *,
-    more: Collection[int] = (),
-    other: Iterable[EvaluationText] = (),
-) -> list[Batch]:
-    """Plan what one model reads and answers.
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it reads."""
 
-    ``more`` are windows beyond the texts' own. A base reads in these alone, and answers passkeys at the longest length inside
-    its window, and RULER at every length inside. ``other`` are texts of other kinds.
-    """
-    batches: list[Batch] = []
-    for text in texts:
-        windows = set() if model.control else set(text.windows)
-        windows |= {min(window, text.windows[-1]) for window in more}
-        batches += plan_readings(specification, model, [text], sorted(windows))
-    batches += plan_readings(specification, model, other)
-    parts = [specification]
-    if model.control:
-        inside = sorted(length for length in specification.prompt_lengths if length <= model.original)
-        passkey = [task for task in specification.tasks if task == "passkey"]
-        ruler = list(filter(is_ruler, specification.tasks))
-        parts = [
-            specification.model_copy(update={"tasks": tasks, "prompt_lengths": lengths, "server": None})
-            for tasks, lengths in ((passkey, inside[-1:]), (ruler, inside))
-        ]
-    for part in parts:
-        if part.tasks and part.prompt_lengths:
-            batches += plan_prompts(part, model, tokenizer, console)
-    return batches
+    model: EvaluatedModel
+    tokenizer: PreTrainedTokenizerBase
+    texts: list[EvaluationText]
+    windows: set[int] = field(default_factory=set)  # beyond the texts' own; a base reads in these alone
+    other: list[EvaluationText] = field(default_factory=list)  # of other kinds
 
 
-def read_texts(
-    specification: Specification,
-    name: str,
-    origins: Sequence[Origin],
-    console: Console,
-    stores: dict[str, TokenStore] | None = None,
-) -> list[EvaluationText]:
-    """Tokenise the texts for model ``name``, and choose the documents that are read of each.
+@dataclass(frozen=True)
+class Plan:
+    """The requests of each model."""
 
-    ``origins`` have the documents that models were trained on; these are not read. ``stores`` are token stores by source;
-    new ones are added.
-    """
-    if not specification.documents:
-        return []
-    tokenizer, config = load_tokenizer(name), load_config(name)
-    texts, stores = [], {} if stores is None else stores
-    for text in specification.texts:
-        if text.source not in stores:
-            stores[text.source] = tokenise(text, tokenizer, console)
-        store = stores[text.source]
-        check_vocabulary(store, config.get_text_config().vocab_size)
-        among = fair_documents(store, text, origins, console)
-        windows = filled_windows(store, among, specification.windows, console)
-        limit = specification.tokens_read(windows[-1])
-        documents = longest_documents(store, among, at_least=windows[-1], most=specification.documents, limit=limit)
-        segments = {
-            length: spread_segments(store, among, length, specification.segments)
-            for length in specification.segment_lengths
+    specification: Specification
+    subjects: list[Subject]
+    batches: list[list[Batch]]  # of each subject
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of all records."""
+        return {request.key for batch in chain.from_iterable(self.batches) for request in batch.requests}
+
+    @property
+    def requests(self) -> int:
+        """Number of records."""
+        return sum(len(batch.requests) for batch in chain.from_iterable(self.batches))
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the texts of each model."""
+        prints = {
+            f"text {text.source} for {subject.model.label}": text.digest
+            for subject in self.subjects
+            for text in subject.texts
         }
-        texts.append(EvaluationText(text.source, documents, windows, segments, store.fingerprint))
-        console.print(texts[-1].described, soft_wrap=True)
-    return texts
+        if any(map(is_ruler, self.specification.tasks)):
+            prints["text of RULER"] = read_ruler_data(self.specification.ruler_data).fingerprint
+        return prints
+
+    def only(self, shard: tuple[int, int]) -> "Plan":
+        """Return part i of n of each model's requests."""
+        return replace(self, batches=[missing(batches, (), shard) for batches in self.batches])
+
+
+def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
+    """Keep the requests without a record that belong to ``shard``, part i of n."""
+    part, parts = shard
+    turn, rest = cycle(range(1, parts + 1)), []  # over all batches: many hold a single request
+    for batch in batches:
+        ours = {request.key for request in batch.requests if next(turn) == part}
+        rest.append(batch.only(ours.difference(known)))
+    return [batch for batch in rest if batch.requests]
+
+
+def plan_subjects(
+    specification: Specification, subjects: list[Subject], console: Console, *, required: bool = False
+) -> Plan:
+    """Plan what every subject reads and answers; print what that cannot show.
+
+    Raises:
+        TooShortError: prompts are ``required``, and no length is long enough.
+    """
+    batches, short = [], dict[str, None]()
+    for subject in subjects:
+        planned, text = plan_model(specification, subject)
+        batches.append(planned)
+        short[text] = None
+        if text and required and not any(isinstance(batch, Prompts) for batch in planned):
+            raise TooShortError(f"{text}; give longer evaluation.prompt_lengths, or other tasks")
+    targets = {subject.model.target for subject in subjects if not subject.model.control}
+    warnings = [f"{text}; left out" for text in short if text]
+    for warning in [*warnings, *specification.warnings(targets, subjects[0].texts)]:
+        console.print(warning, style="yellow", soft_wrap=True)
+    return Plan(specification, subjects, batches)
+
+
+def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
+    """Plan what is measured of every model and base of ``skipwise evaluate``.
+
+    Raises:
+        DataError: a model and its base read other tokens.
+    """
+    for model in models:
+        if model.control:
+            console.print(f"base: {model.name} is measured too (--base none leaves it out)", soft_wrap=True)
+        if warning := assumed_length(model):
+            console.print(warning, style="yellow", soft_wrap=True)
+    origins = [origin for model in models if (origin := read_origin(model.name))]
+    subjects = dict[str, Subject]()  # by label
+    for model in models:
+        shown = console if model is models[0] else QUIET
+        tokenizer, other = load_tokenizer(model.name), []
+        windows = {each.original for each in models if each.base == model.label}
+        if specification.documents and specification.other_texts:  # a base reads other text as its models do
+            inside = windows | (set() if model.control else {model.original})
+            lengths = sorted({longest_segment(window) for window in inside})
+            other = [other_text(tokenizer, length, origins, shown) for length in lengths]
+        texts = read_texts(specification, model.name, origins, shown)
+        subjects[model.label] = Subject(model, tokenizer, texts, windows | {model.original}, other)
+    digests = {label: [text.digest for text in subject.texts] for label, subject in subjects.items()}
+    for model in models:
+        if model.base and digests[model.label] != digests[model.base]:
+            raise DataError(
+                f"{model.label} and {model.base} tokenise the text differently, so losses do not compare; give the model's own "
+                "base, or --base none"
+            )
+        if not model.control and digests[model.label] != digests[models[0].label]:
+            console.print(
+                f"{model.label} reads other tokens than {models[0].label}: perplexities do not compare", style="yellow"
+            )
+    if specification.tasks:
+        console.print(specification.power, soft_wrap=True)
+    return plan_subjects(specification, [*subjects.values()], console)
+
+
+def plan_model(specification: Specification, subject: Subject) -> tuple[list[Batch], str]:
+    """Plan what one model reads and answers; also return which lengths are too short for prompts.
+
+    A base answers passkeys at the longest length inside its window, and RULER at every length inside.
+    """
+    model, batches = subject.model, list[Batch]()
+    for text in subject.texts:
+        windows = set() if model.control else set(text.windows)
+        windows |= {min(window, text.windows[-1]) for window in subject.windows}
+        batches += plan_readings(specification, model, [text], sorted(windows))
+    batches += plan_readings(specification, model, subject.other)
+    if not model.control:
+        prompts, short = plan_prompts(specification, model, subject.tokenizer)
+        return batches + prompts, short
+    inside = sorted(length for length in specification.prompt_lengths if length <= model.original)
+    passkey = [task for task in specification.tasks if task == "passkey"]
+    for tasks, lengths in ((passkey, inside[-1:]), (list(filter(is_ruler, specification.tasks)), inside)):
+        part = specification.model_copy(update={"tasks": tasks, "prompt_lengths": lengths, "server": None})
+        batches += plan_prompts(part, model, subject.tokenizer)[0]
+    return batches, ""
 
 
 def plan_readings(
     specification: Specification, model: EvaluatedModel, texts: Iterable[EvaluationText], windows: Sequence[int] = ()
 ) -> Iterator[Readings]:
-    """Plan to read every text at ``windows``, by default at all that it fills, and its segments."""
+    """Plan to read every text in ``windows`` (default: its own) and segments."""
     for text in texts:
         how = ReadingRecord(model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest="")
         for window in windows or text.windows:
             sliding = replace(how, window=window, stride=specification.stride_of(window))
-            for tokens, documents in groupby(text.documents, key=lambda one: len(one.tokens)):
+            for tokens, documents in groupby(text.documents, key=lambda segment: len(segment.tokens)):
                 edges = bucket_edges(tokens, text.windows, specification.original)
                 yield _readings(replace(sliding, edges=edges), model, list(documents))
         for length, segments in text.segments.items():
@@ -224,70 +284,56 @@ def _readings(how: ReadingRecord, model: EvaluatedModel, segments: Sequence[Segm
         """Return 16 hex digits of the model's weights and the tokens."""
         return short_digest(model.digest.encode() + np.asarray(segment.tokens, dtype=np.int64).tobytes())
 
-    requests = [replace(how, document=one.document, begin=one.begin, digest=digest(one)) for one in segments]
-    return Readings(requests, [one.tokens for one in segments])
+    requests = [replace(how, document=s.document, begin=s.begin, digest=digest(s)) for s in segments]
+    return Readings(requests, [segment.tokens for segment in segments])
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:
-    """Return the bucket edges of a document: positions doubling from original / 4, windows, and 16ths of the longest."""
+    """Return bucket edges: doubled from original / 4, windows, 16ths of the longest."""
     parts = {windows[-1] * k // _PREFIXES for k in range(1, _PREFIXES + 1)}
     inner = {*position_buckets(tokens, original), *windows, *parts}
     return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})
 
 
 def plan_prompts(
-    specification: Specification,
-    model: EvaluatedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    console: Console,
-    *,
-    required: bool = False,
-) -> Iterator[Prompts]:
-    """Plan the prompts of every task at every length; print which lengths are too short.
-
-    Raises:
-        TooShortError: prompts are ``required``, and no length is long enough.
-    """
+    specification: Specification, model: EvaluatedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Prompts], str]:
+    """Plan the prompts of every task at every length; also return which lengths are too short."""
     data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
     planned, short = [], dict[int, list[str]]()
     for task in specification.tasks:
         for length in specification.prompt_lengths:
             try:
-                planned.append(_first_request(specification, model, tokenizer, task, length, data))
+                first = _first_request(specification, model, tokenizer, task, length, data)
             except TooShortError as error:
                 short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
-    too_short = "; ".join(
+                continue
+            requests = [replace(first, trial=trial) for trial in range(specification.num_prompts)]
+            planned.append(Prompts(requests, tokenizer, data))
+    return planned, "; ".join(
         f"{length:,} tokens are too few for {', '.join(tasks)}" for length, tasks in sorted(short.items())
     )
-    if too_short and required and not planned:
-        raise TooShortError(f"{too_short}; give longer prompts (--lengths, evaluation.prompt_lengths), or other tasks")
-    if too_short:
-        console.print(f"{model.label}: {too_short}; left out", style="yellow", soft_wrap=True)
-    for first, ask in planned:
-        requests = [replace(first, trial=trial) for trial in range(specification.num_prompts)]
-        yield Prompts(requests, ask, tokenizer)
 
 
 def _first_request(
-    specification: Specification,
+    how: Specification,
     model: EvaluatedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: str,
     length: int,
     data: RulerData | None,
-) -> tuple[Request, Callable[[Any], tuple[Question, dict[str, Any]]]]:
-    """Return the request for the first prompt of a task, and the function that makes a prompt of a request.
+) -> Request:
+    """Return the request for the first prompt of a task.
 
     Raises:
         TooShortError: the task has no prompt of so few tokens.
     """
-    how, precision = specification, specification.prompt_precision
+    precision = how.precision if how.server is None else f"chosen by {how.server}"  # it does not state its own
     if not is_ruler(task):
         _require_room(
             lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.num_prompts
         )
-        request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
-        return request, partial(ask_number, tokenizer)
+        return TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
     assert data is not None
     name = task.removeprefix(RULER)
     prompt = _require_room(
@@ -297,8 +343,7 @@ def _first_request(
         alike=not name.startswith("qa_"),  # the documents of questions differ in length
     )
     digest = short_digest(f"{model.digest} {data.fingerprint}".encode())
-    ruler_request = RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, precision, digest)
-    return ruler_request, partial(ask_ruler, tokenizer, data)
+    return RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, precision, digest)
 
 
 def _require_room(drawn: Callable[[int, int], Drawn], length: int, trials: int, *, alike: bool = True) -> Drawn:

@@ -42,7 +42,7 @@ Finished = Callable[[list[int]], bool]  # whether the ids of an answer finish it
 
 @dataclass(frozen=True)
 class Begun:
-    """A prompt in the cache and the beginning of its answer; the last id is not in the cache."""
+    """A cached prompt and the beginning of its answer, the last id not cached."""
 
     written: list[int]
     most: int  # ids of the answer, at most
@@ -87,7 +87,7 @@ class Reader:
 
         The draft is read with the prompt, as in speculative decoding (Leviathan et al., 2023).
         """
-        common = self._common(prompt)
+        common = _agreeing(self._ids, prompt[:-1])  # at least one id is left to read
         self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
         agreed = _agreeing(draft, likeliest)
@@ -107,10 +107,6 @@ class Reader:
         cached: Any = self._cache.layers  # of full attention, since the cache can be cropped
         layers = [(layer.keys[:, :, :tokens].clone(), layer.values[:, :, :tokens].clone()) for layer in cached]
         return Begun(list(written), most, finished, layers)
-
-    def _common(self, prompt: list[int]) -> int:
-        """Return the length of the cached prefix of ``prompt``; at least one id is left to read."""
-        return _agreeing(self._ids, prompt[:-1])
 
     def _go_back(self, tokens: int) -> None:
         """Crop the cache to its first ``tokens``, or empty it if it cannot be cropped."""
@@ -134,15 +130,15 @@ class Reader:
             cached = len(self._ids)
             # What is read from the beginning needs no mask.
             size = _AT_ONCE if cached else len(ids)
-            some, ids = ids[:size], ids[size:]
-            self._ids += some
-            row = torch.tensor([some], device=self._model.device)
+            part, ids = ids[:size], ids[size:]
+            self._ids += part
+            row = torch.tensor([part], device=self._model.device)
             logits = self._model(
                 input_ids=row,
                 attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
                 position_ids=torch.arange(cached, len(self._ids), device=row.device)[None],
                 use_cache=True,
-                logits_to_keep=min(wanted, len(some)),
+                logits_to_keep=min(wanted, len(part)),
                 **{CACHE: self._cache},
             ).logits
             likeliest += _likeliest(logits[0])
@@ -154,18 +150,18 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
     Shorter prompts are padded on the left; a mask hides the padding, and positions do not count it.
     """
-    width, more = max(one.tokens for one in begun), max(one.most - len(one.written) for one in begun)
+    width, more = max(each.tokens for each in begun), max(each.most - len(each.written) for each in begun)
     cache = roomy_cache(model.config, width + more, torch.float32 if keeps_float32(model) else None)
-    for number, layers in enumerate(zip(*(one.cached for one in begun), strict=True)):
+    for number, layers in enumerate(zip(*(each.cached for each in begun), strict=True)):
         keys, values = (
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])
             for part in zip(*layers, strict=True)
         )
         cache.update(keys, values, number)
-    positions = torch.tensor([one.tokens for one in begun], device=model.device)
+    positions = torch.tensor([each.tokens for each in begun], device=model.device)
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()
-    written, end = [list(one.written) for one in begun], width
-    while unfinished := [i for i, one in enumerate(begun) if not one.finished(written[i])]:
+    written, end = [list(each.written) for each in begun], width
+    while unfinished := [i for i, each in enumerate(begun) if not each.finished(written[i])]:
         if 2 * len(unfinished) <= len(begun):  # less often would waste passes, more often copies
             rest = [_cut(begun[i], written[i], cache, i, end) for i in unfinished]
             for i, whole in zip(unfinished, go_on_together(model, rest), strict=True):
@@ -186,7 +182,7 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:
-    """Return the argmax of each row of logits [rows, vocabulary]; NaN, which torch takes for the largest, is an error."""
+    """Return the argmax of each row [rows, vocabulary]; NaN is an error."""
     if logits.isnan().any():
         raise not_finite()
     return logits.argmax(-1).tolist()
@@ -286,22 +282,20 @@ def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
     return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
 
 
-def ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> tuple[Question, dict[str, Any]]:
-    """Return the question of a request, and the result fields that describe its prompt."""
-    prompt = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
-    return question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)}
-
-
-def ask_ruler(
-    tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord
+def ask(
+    tokenizer: PreTrainedTokenizerBase, request: TrialRecord | RulerRecord, data: RulerData | None
 ) -> tuple[Question, dict[str, Any]]:
-    """Return the question of a request of RULER, scored by RULER's rule, and the fields that describe its prompt."""
+    """Return the question of a request, and the fields that describe its prompt."""
+    if isinstance(request, TrialRecord):
+        drawn = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
+        return question_of(drawn, tokenizer), {"depth": drawn.depth, "prompt_tokens": len(drawn.ids)}
+    assert data is not None
     task, _ = ruler_task(request.task)
     prompt = ruler_prompt(tokenizer, request.task, request.length, request.seed, request.trial, data)
 
     def score(text: str) -> float:
-        found = [answer.lower() in text.lower() for answer in prompt.answers]
-        return sum(found) / len(found) if task.scored == "all" else float(any(found))
+        right = [answer.lower() in text.lower() for answer in prompt.answers]
+        return sum(right) / len(right) if task.scored == "all" else float(any(right))
 
     draft = answer_ids(tokenizer, prompt.answers[0])[: task.answer_tokens - 1]
     question = Question(prompt.ids, draft, task.answer_tokens, score, settled=True)
@@ -331,59 +325,38 @@ def answers(
         EvaluationError: a logit is NaN.
     """
     require_vocabulary(model, [question.ids for question in questions])
-    reader, waiting = Reader(model), _Waiting((machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE)
+    room = (machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE // _COPIES  # bytes of the caches that wait
+    reader, begun, spent = Reader(model), dict[int, Begun](), 0.0
+
+    def together() -> Iterator[Answer]:
+        """Decode the answers that wait; they share the time."""
+        started = time.perf_counter()
+        with inference(model, precision):
+            written = go_on_together(model, list(begun.values())) if begun else []
+        seconds, numbers = (spent + time.perf_counter() - started) / max(1, len(begun)), list(begun)
+        begun.clear()  # frees the caches
+        for number, ids in zip(numbers, written, strict=True):
+            yield _answer(number, questions[number], ids, tokenizer, seconds)
+
     for number in sorted(range(len(questions)), key=lambda i: questions[i].ids):
-        began, question = time.perf_counter(), questions[number]
+        started, question = time.perf_counter(), questions[number]
         finished = partial(_finished, question, tokenizer)
         with inference(model, precision):
             written = reader.begin(question.ids, question.draft)
-            later = question.most > _FEW and reader.goes_back and not finished(written) and waiting.takes(reader.bytes)
-            if later:
-                waiting.add(number, reader.keep(question.ids, written, question.most, finished), began)
+            waits = question.most > _FEW and reader.goes_back and not finished(written) and 2 * reader.bytes <= room
+            if waits:
+                begun[number] = reader.keep(question.ids, written, question.most, finished)
             else:
                 written = reader.go_on(question.ids, written, finished)
-        if not later:
-            yield _answer(number, question, written, tokenizer, time.perf_counter() - began)
-        elif waiting.full:
-            yield from waiting.written(model, tokenizer, questions, precision)
-    yield from waiting.written(model, tokenizer, questions, precision)
-
-
-class _Waiting:
-    """Begun answers that wait to be decoded in a batch."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most  # bytes
-        self._begun: dict[int, Begun] = {}
-        self._seconds = 0.0
-
-    def add(self, number: int, begun: Begun, began: float) -> None:
-        """Add answer ``number``; its prompt was read since ``began``."""
-        self._begun[number] = begun
-        self._seconds += time.perf_counter() - began
-
-    def takes(self, size: int) -> bool:
-        """Return whether two answers of ``size`` bytes fit; a single one is decoded in the reader's cache."""
-        return _COPIES * 2 * size <= self._most
-
-    @property
-    def full(self) -> bool:
-        """Whether one more answer, padded to the longest, would not fit."""
-        return _COPIES * (len(self._begun) + 1) * max(begun.bytes for begun in self._begun.values()) > self._most
-
-    def written(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], precision: str
-    ) -> Iterator[Answer]:
-        """Decode all waiting answers."""
-        if not self._begun:
-            return
-        began = time.perf_counter()
-        with inference(model, precision):
-            written = go_on_together(model, list(self._begun.values()))
-        seconds = (self._seconds + time.perf_counter() - began) / len(self._begun)
-        numbers, self._begun, self._seconds = list(self._begun), {}, 0.0
-        for number, ids in zip(numbers, written, strict=True):
-            yield _answer(number, questions[number], ids, tokenizer, seconds)
+        seconds = time.perf_counter() - started
+        if not waits:
+            yield _answer(number, question, written, tokenizer, seconds)
+            continue
+        spent += seconds
+        if (len(begun) + 1) * max(each.bytes for each in begun.values()) > room:  # padded to the longest
+            yield from together()
+            spent = 0.0
+    yield from together()
 
 
 def _finished(question: Question, tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:

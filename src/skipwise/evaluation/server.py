@@ -1,4 +1,4 @@
-"""Answer prompts by a server of OpenAI's completions protocol, e.g. vLLM's.
+"""Answer prompts by a server of OpenAI's completions protocol, e.g. vLLM's; needs the extra ``server``.
 
 Prompts are sent as token ids and answered greedily, several at a time. Each answer is cut where local decoding would have
 stopped, so that records compare.
@@ -8,32 +8,29 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import httpx2
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.errors import EvaluationError, RecipeError, reason
+from skipwise.errors import EvaluationError, RecipeError, pip_install, reason
 from skipwise.evaluation.retrieval import Answer, Question, as_far_as_needed
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 AT_ONCE = 8  # requests
 TIMEOUT = 600.0  # seconds, as in OpenAI's client
-_CONNECT = 10.0  # seconds
 _LIST = 30.0  # seconds for the list of models
-_WAITS = (1.0, 5.0)  # seconds before a request is sent again
-_BUSY = (429, 502, 503, 504)
 # Servers take what a request leaves out from the model's generation_config.json, so all of greedy decoding is stated.
-_GREEDY = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+_GREEDY: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
+_MORE = {"repetition_penalty": 1, "return_token_ids": True}  # of vLLM
 
-
-@dataclass(frozen=True)
-class Completion:
-    """A server's answer to one prompt; ``token_ids`` is None if the server returns text alone."""
-
-    text: str
-    token_ids: list[int] | None = None
+# Number of a request, text, token ids (None if the server returns text alone) and seconds.
+Completion = tuple[int, str, list[int] | None, float]
 
 
 @dataclass(frozen=True)
@@ -66,35 +63,35 @@ class Server:
         order = sorted(range(len(questions)), key=lambda i: questions[i].ids)
         room = [question.most if self.window is None else self.window - len(question.ids) for question in questions]
         bodies = [{"prompt": questions[i].ids, "max_tokens": min(questions[i].most, room[i])} for i in order]
-        for place, completion, seconds in self.completions(bodies):
+        for place, text, ids, seconds in self.completions(bodies):
             number, question = order[place], questions[order[place]]
-            if completion.token_ids:
-                yield as_far_as_needed(number, question, completion.token_ids, tokenizer, seconds)
+            if ids:
+                yield as_far_as_needed(number, question, ids, tokenizer, seconds)
             else:
-                text = completion.text.strip()
                 yield Answer(number, text, question.score(text), seconds)
 
-    def completions(self, bodies: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Completion, float]]:
-        """Send requests, ``at_once`` at a time; yield number, completion and seconds of each."""
+    def completions(self, bodies: Sequence[dict[str, Any]]) -> Iterator[Completion]:
+        """Send requests, ``at_once`` at a time; yield completions as they arrive."""
         with asyncio.Runner() as runner:  # cancels what is left at the end, after Ctrl-C too
             made = self._completions(bodies)
-            while (one := runner.run(_next(made))) is not None:
-                yield one
 
-    async def _completions(self, bodies: Sequence[dict[str, Any]]) -> AsyncIterator[tuple[int, Completion, float]]:
+            async def following() -> Completion | None:
+                return await anext(made, None)
+
+            while (completion := runner.run(following())) is not None:
+                yield completion
+
+    async def _completions(self, bodies: Sequence[dict[str, Any]]) -> AsyncIterator[Completion]:
         free = asyncio.Semaphore(self.at_once)
 
-        async def complete(number: int, body: dict[str, Any]) -> tuple[int, Completion, float]:
+        async def complete(number: int, body: dict[str, Any]) -> Completion:
             async with free:
                 began = time.perf_counter()
-                request = {"model": self.name, "return_token_ids": True, **_GREEDY, **body}
-                answer = await _json(client, "/v1/completions", request)
-                try:
-                    choice = answer["choices"][0]
-                    completion = Completion(choice["text"].strip(), choice.get("token_ids"))
-                except (LookupError, TypeError, AttributeError) as error:
-                    raise _other_protocol(client, answer) from error
-                return number, completion, time.perf_counter() - began
+                with _plain_errors(self.url, self.timeout):
+                    async with asyncio.timeout(self.timeout):  # of all tries; the client's own is of one
+                        answer = await client.completions.create(model=self.name, extra_body=_MORE, **_GREEDY, **body)
+                    text, ids = answer.choices[0].text.strip(), getattr(answer.choices[0], "token_ids", None)
+                return number, text, ids, time.perf_counter() - began
 
         async with _client(self.url, self.timeout) as client:
             tasks = [asyncio.ensure_future(complete(number, body)) for number, body in enumerate(bodies)]
@@ -106,10 +103,6 @@ class Server:
                     task.cancel()
 
 
-async def _next(made: AsyncIterator[tuple[int, Completion, float]]) -> tuple[int, Completion, float] | None:
-    return await anext(made, None)
-
-
 def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeout: float = TIMEOUT) -> Server:
     """Connect to the server at ``url``; ``name`` chooses among several models.
 
@@ -117,78 +110,63 @@ def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeou
         RecipeError: ``url`` is no address, or ``name`` is not served, or is needed.
         EvaluationError: the server cannot be reached, or has another protocol.
     """
-    parsed = httpx2.URL(url.strip())
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:  # run.json keeps commands
+    if find_spec("openai") is None:
+        raise RecipeError(f"--server needs openai: {pip_install('server')}")
+    parsed = urlsplit(url.strip())
+    if parsed.scheme not in ("http", "https") or not parsed.hostname or "@" in parsed.netloc:  # run.json keeps commands
         raise RecipeError(
             "--server is not an address without a password; give e.g. http://localhost:8000, a key by OPENAI_API_KEY"
         )
-    address = str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+    address = parsed._replace(query="", fragment="").geturl().rstrip("/").removesuffix("/v1")
     models, version = asyncio.run(_served(address, min(timeout, _LIST)))
-    names = [model["id"] for model in models]
+    names = [model.id for model in models]
     if name not in names and (name or len(names) > 1):
         raise RecipeError(f"the server at {address} serves {', '.join(names)}; choose one by --server-model")
     model = models[names.index(name) if name else 0]
-    engine = f"{model.get('owned_by') or 'a server'} {version}".strip()
-    window = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")  # vLLM, llama.cpp
-    return Server(address, model["id"], engine, window, at_once, timeout)
+    engine = f"{model.owned_by or 'a server'} {version}".strip()
+    window = getattr(model, "max_model_len", None) or (getattr(model, "meta", None) or {}).get("n_ctx")  # llama.cpp
+    return Server(address, model.id, engine, window, at_once, timeout)
 
 
-def _client(url: str, timeout: float) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        base_url=url,
-        headers={"Authorization": f"Bearer {key}"} if (key := _key()) else {},
-        timeout=httpx2.Timeout(timeout, connect=min(timeout, _CONNECT), pool=None),
-        limits=httpx2.Limits(max_connections=None),
-    )
+async def _served(url: str, timeout: float) -> tuple[list[Any], str]:
+    """Return the models of a server, and its version, which vLLM states."""
+    async with _client(url, timeout, retries=0) as client:
+        with _plain_errors(url, timeout):
+            models = [model for model in (await client.models.list()).data if model.id]
+            if not models:
+                raise LookupError("no model")
+        with suppress(Exception):  # other servers have no such page
+            return models, str((await client.get(f"{url}/version", cast_to=dict[str, Any]))["version"])
+        return models, ""
+
+
+def _client(url: str, timeout: float, retries: int = 2) -> "AsyncOpenAI":
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key=_key() or "none", timeout=timeout, max_retries=retries)
 
 
 def _key() -> str:
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
-async def _served(url: str, timeout: float) -> tuple[list[dict[str, Any]], str]:
-    """Return the models of a server, and its version, which vLLM states."""
-    async with _client(url, timeout) as client:
-        answer = await _json(client, "/v1/models")
-        try:
-            models = [model for model in answer["data"] if model["id"]]
-            if not models:
-                raise LookupError("no model")
-        except (LookupError, TypeError) as error:
-            raise _other_protocol(client, answer) from error
-        with suppress(httpx2.HTTPError, ValueError, LookupError, TypeError):
-            return models, str((await client.get("/version")).json()["version"])
-        return models, ""
+@contextmanager
+def _plain_errors(url: str, timeout: float) -> Iterator[None]:
+    """Explain errors of the client, and answers in another protocol, by an EvaluationError."""
+    from openai import APITimeoutError, OpenAIError
 
-
-async def _json(client: httpx2.AsyncClient, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Get ``path``, or post ``body`` to it; a busy or absent server is tried again, twice at most."""
-    for wait in (*(_WAITS if body else ()), None):
-        try:
-            answer = await (client.get(path) if body is None else client.post(path, json=body))
-            if answer.is_success:
-                return answer.json()
-            problem = f"HTTP {answer.status_code}: {reason(Exception(answer.text))}"
-            if answer.status_code not in _BUSY:
-                break
-        except httpx2.ReadTimeout:
-            problem = f"no answer in {client.timeout.read:g} s (--server-timeout, --server-requests)"
-            break
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            problem = reason(error)
-        except ValueError:
-            raise _other_protocol(client, answer.text) from None
-        if wait is not None:
-            await asyncio.sleep(wait)
+    try:
+        yield
+        return
+    except (APITimeoutError, TimeoutError):
+        problem = f"no answer in {timeout:g} s (--server-timeout, --server-requests)"
+    except OpenAIError as error:
+        problem = reason(error.__cause__ or error)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:  # the client does not check answers
+        problem = f"its answer is not in OpenAI's completions protocol ({reason(error)})"
     if key := _key():
         problem = problem.replace(key, "***")
     raise EvaluationError(
-        f"the server at {client.base_url} failed at {path}: {problem}. Correct the server, --server or OPENAI_API_KEY, and run the "
-        "command again; finished answers are kept"
-    )
-
-
-def _other_protocol(client: httpx2.AsyncClient, answer: object) -> EvaluationError:
-    return EvaluationError(
-        f"the server at {client.base_url} does not speak OpenAI's completions protocol: {str(answer)[:60]!r}; give another address"
+        f"the server at {url} failed: {problem}. Correct the server, --server or OPENAI_API_KEY, and run the command again; "
+        "finished answers are kept"
     )

@@ -1,10 +1,10 @@
 """What is measured: the models, and the recipe's section ``evaluation`` with its defaults resolved."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -14,8 +14,7 @@ from skipwise.data import ruler
 from skipwise.data.prompts import TASKS
 from skipwise.data.text import other_source
 from skipwise.errors import ModelError, RecipeError, counted, one_of, reason
-from skipwise.evaluation.texts import EvaluationText
-from skipwise.evaluation.windows import sliding_windows
+from skipwise.evaluation.perplexity import sliding_windows
 from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_model
@@ -33,6 +32,9 @@ from skipwise.results.statistics import (
     smallest_difference,
     wilson_interval,
 )
+
+if TYPE_CHECKING:
+    from skipwise.evaluation.texts import EvaluationText
 
 RULER = "ruler:"  # prefix of RULER's tasks
 
@@ -79,63 +81,32 @@ def find_models(
         ModelError: a model is missing, has ``rope_type: dynamic``, or has no length.
     """
     named = {_place(name): name.rstrip("/") for name in names}
-    names = list(named.values())
-    base_of = {name: _base_of(name) if base is None else base for name in names}
-    base_of = {name: named.get(_place(its), its) if its else its for name, its in base_of.items()}
+    names, base_of = list(named.values()), dict[str, str]()
+    for name in names:
+        made_from = (_base_of(name) if base is None else base) or ""
+        made_from = named.get(_place(made_from), made_from) if made_from else ""
+        base_of[name] = "" if made_from == name else made_from
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
     labels = dict(zip(names, _labels(names), strict=True))
     labels |= {name: f"{label} (base)" for name, label in zip(bases, _labels(bases), strict=True)}
-    own_base = {name: base if base != name else None for name, base in base_of.items()}
-    found = [_model(name, labels, own_base[name], original, length) for name in names]
-    return [*found, *(_model(name, labels, None, None, length, control=True) for name in bases)]
+    models = []
+    for name in (*names, *bases):
+        require_unchanged(Path(resolve(name)))
+        rope = getattr(load_config(name).get_text_config(), "rope_parameters", None) or {}
+        if rope.get("rope_type") == "dynamic":
+            raise ModelError(
+                f"model {name!r} has rope_type dynamic: answers depend on earlier prompts; set another rope_type, e.g. yarn"
+            )
+        control, own_base = name in bases, base_of.get(name, "")
+        lengths = _lengths(name, own_base, None if control else original, length)
+        label, weights = labels.get(own_base, ""), weights_fingerprint(name)
+        models.append(EvaluatedModel(labels[name], name, *lengths, label, control, weights))
+    return models
 
 
 def _place(name: str) -> str:
     """Return the real path of a model, which may have several names."""
     return os.path.realpath(resolve(name))
-
-
-def _model(
-    name: str,
-    labels: Mapping[str, str],
-    base: str | None,
-    original: int | None,
-    length: int | None,
-    *,
-    control: bool = False,
-) -> EvaluatedModel:
-    require_unchanged(Path(resolve(name)))
-    config = load_config(name)
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":
-        raise ModelError(
-            f"model {name!r} has rope_type dynamic: answers depend on earlier prompts; set another rope_type, e.g. yarn"
-        )
-    origin = read_origin(name)
-    target = promised_length(name, original) or length
-    if target is None:
-        raise ModelError(
-            f"the config of {name!r} has no max_position_embeddings; give the lengths by --lengths or --target"
-        )
-    made_from = origin.original_length if origin else None
-    window = original or made_from or (original_length(config) if promised_length(name) else target)
-    if base:
-        window = min(window, promised_length(base) or window)
-    label = labels[base] if base else ""
-    return EvaluatedModel(labels[name], name, min(window, target), target, label, control, weights_fingerprint(name))
-
-
-def assumed_length(model: EvaluatedModel) -> str:
-    """Return a warning if a linear scaling does not state the original length, else an empty string."""
-    config = load_config(model.name).get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    stated = rope.get("original_max_position_embeddings") or read_origin(model.name)
-    if rope.get("rope_type") != "linear" or stated or model.target != config.max_position_embeddings:
-        return ""
-    return (
-        f"{model.label}: max_position_embeddings, {model.target:,}, counts as the length after the linear scaling by "
-        f"{rope['factor']:g}; if it is the original length, give --original {model.target}"
-    )
 
 
 def _base_of(name: str) -> str | None:
@@ -152,8 +123,36 @@ def _labels(names: list[str]) -> list[str]:
     return [label if short.count(label) == 1 else name for label, name in zip(short, names, strict=True)]
 
 
+def _lengths(name: str, base: str, original: int | None, length: int | None) -> tuple[int, int]:
+    """Return a model's original and target length."""
+    promised, origin = promised_length(name), read_origin(name)
+    target = promised_length(name, original) or length
+    if target is None:
+        raise ModelError(
+            f"the config of {name!r} has no max_position_embeddings; give the lengths by --lengths or --target"
+        )
+    made_from = origin.original_length if origin else None
+    window = original or made_from or (original_length(load_config(name)) if promised else target)
+    if base:
+        window = min(window, promised_length(base) or window)
+    return min(window, target), target
+
+
+def assumed_length(model: EvaluatedModel) -> str:
+    """Return a warning if a linear scaling states no original length, or ""."""
+    config = load_config(model.name).get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    stated = rope.get("original_max_position_embeddings") or read_origin(model.name)
+    if rope.get("rope_type") != "linear" or stated or model.target != config.max_position_embeddings:
+        return ""
+    return (
+        f"{model.label}: max_position_embeddings, {model.target:,}, counts as the length after the linear scaling by "
+        f"{rope['factor']:g}; if it is the original length, give --original {model.target}"
+    )
+
+
 class Specification(Evaluation):
-    """The recipe's section ``evaluation`` with every default resolved, and the facts that it needs; lengths are in tokens."""
+    """The recipe's section ``evaluation`` with defaults resolved; lengths are in tokens."""
 
     texts: list[Data] = Field([])
     windows: list[int] = Field([])  # ascending
@@ -184,19 +183,14 @@ class Specification(Evaluation):
         return self.tokens_per_document or self.windows_per_document * longest
 
     @property
-    def prompt_precision(self) -> str:
-        """The precision of the prompts in records; a server does not state its own."""
-        return self.precision if self.server is None else f"chosen by {self.server}"
-
-    @property
     def facts(self) -> dict[str, Any]:
         """The settings for ``run.json``."""
         unused = {"texts", "models", "source", "eval_steps", "save_best"}
         texts = [{"source": text.source, **text.reading} for text in self.texts]
         return self.model_dump(mode="json", exclude=unused) | {"texts": texts}
 
-    def warnings(self, models: Sequence[EvaluatedModel], texts: Sequence[EvaluationText] = ()) -> Iterator[str]:
-        """Yield what these settings cannot show, and lengths beyond a model's target."""
+    def warnings(self, targets: Collection[int], texts: Sequence["EvaluationText"]) -> Iterator[str]:
+        """Yield what these settings cannot show, and lengths beyond the models' target lengths."""
         trials = self.num_prompts
         if "passkey" in self.tasks and wilson_interval(trials, trials)[0] < FOUND:
             yield (
@@ -208,22 +202,19 @@ class Specification(Evaluation):
                 f"one document cannot show an effective length; give two or more with {texts[0].windows[-1]:,} tokens"
             )
         longest = max((*self.windows, *self.prompt_lengths, *self.segment_lengths), default=0)
-        for model in models:
-            if not model.control and longest > model.target:
-                yield f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond"
+        for target in sorted(targets):
+            if longest > target:
+                yield f"a model for {target:,} tokens is expected to fail at {longest:,}"
 
     @property
     def power(self) -> str:
-        """What the prompts can show of two models, and of passkeys; empty without prompts."""
-        if not self.tasks:
-            return ""
+        """What the prompts can show of two models, and of passkeys."""
         prompts, hits = self.num_prompts, least_hits(FOUND, self.num_prompts)
-        text = (
-            f"{counted(prompts, 'prompt')} a task and length can show {100 * smallest_difference(prompts):.0f} points between two "
-            f"models (95% interval, power {POWER:.0%}); 5 points take {prompts_for_difference(0.05):,}"
-        )
         passkeys = f"; {hits} right passkeys show {FOUND:.0%}" if hits and "passkey" in self.tasks else ""
-        return text + passkeys
+        return (
+            f"{counted(prompts, 'prompt')} a task and length can show {100 * smallest_difference(prompts):.0f} points between two "
+            f"models (95% interval, power {POWER:.0%}); 5 points take {prompts_for_difference(0.05):,}{passkeys}"
+        )
 
 
 def is_ruler(task: str) -> bool:

@@ -5,18 +5,21 @@ of the losses of base and extended model is the cost of the extension on that ki
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.store import TokenStore, split_by_name
+from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.text import KINDS, Document, shipped_text
-from skipwise.data.tokenising import text_encoder
+from skipwise.data.tokenising import text_encoder, tokenise
 from skipwise.errors import DataError, RecipeError, counted
+from skipwise.evaluation.specification import Specification
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
@@ -29,7 +32,7 @@ _FIX = "give more or longer text (--data, or --set evaluation.source=TEXT)"
 
 @dataclass(frozen=True)
 class Segment:
-    """A document, or a part of it: its name, the index of its first token, and its tokens, int [tokens]."""
+    """A document or a part of it: name, first token's index, int [tokens]."""
 
     document: str
     begin: int
@@ -45,23 +48,54 @@ class EvaluationText:
     windows: list[int]  # that every document fills, in tokens, ascending
     segments: dict[int, list[Segment]]  # by their length in tokens
     fingerprint: str  # of the token store
+    far: list[Segment] = field(default_factory=list)  # of the target length, to compare training steps
 
     @property
     def digest(self) -> str:
         """SHA-256 in hex of the documents' names and tokens."""
         digest = hashlib.sha256()
-        for one in self.documents:
-            digest.update(one.document.encode() + b"\0" + np.asarray(one.tokens, dtype=np.int64).tobytes())
+        for segment in self.documents:
+            digest.update(segment.document.encode() + b"\0" + np.asarray(segment.tokens, dtype=np.int64).tobytes())
         return digest.hexdigest()
 
-    @property
-    def described(self) -> str:
-        """Documents and tokens in one sentence."""
-        names = [one.document for one in self.documents]
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        lengths = [len(one.tokens) for one in self.documents]
-        tokens = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[-1]:,} to {lengths[0]:,}"
-        return f"{self.source}: reading {counted(len(names), 'document')} ({shown}), {tokens} tokens of each"
+
+def read_texts(
+    specification: Specification,
+    name: str,
+    origins: Sequence[Origin],
+    console: Console,
+    stores: Mapping[str, TokenStore] | None = None,
+) -> list[EvaluationText]:
+    """Tokenise the texts for model ``name``, and choose the documents that are read of each.
+
+    ``origins`` have the documents that models were trained on; these are not read. ``stores`` are known token stores by source.
+
+    Raises:
+        DataError: no document fills a window, or the target length where training steps are compared.
+    """
+    rule, texts = specification, list[EvaluationText]()
+    tokenizer, config = load_tokenizer(name), load_config(name)
+    for text in rule.texts if rule.documents else []:
+        store = (stores or {}).get(text.source) or tokenise(text, tokenizer, console)
+        check_vocabulary(store, config.get_text_config().vocab_size)
+        among = fair_documents(store, text, origins, console)
+        windows = filled_windows(store, among, rule.windows, console)
+        limit = rule.tokens_read(windows[-1])
+        documents = longest_documents(store, among, at_least=windows[-1], most=rule.documents, limit=limit)
+        segments = {length: spread_segments(store, among, length, rule.segments) for length in rule.segment_lengths}
+        far = spread_segments(store, among, rule.target, rule.segments) if rule.save_best and not texts else []
+        if rule.save_best and not texts and not far:
+            raise DataError(
+                f"evaluation.save_best=true needs documents of the target length, and {text.source} has none of "
+                f"{rule.target:,} tokens; give longer text by evaluation.source, or set evaluation.save_best=false"
+            )
+        texts.append(EvaluationText(text.source, documents, windows, segments, store.fingerprint, far))
+        names, lengths = [segment.document for segment in documents], [len(segment.tokens) for segment in documents]
+        shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+        tokens = " to ".join(f"{length:,}" for length in sorted({min(lengths), max(lengths)}))
+        text_read = f"{text.source}: reading {counted(len(names), 'document')} ({shown}), {tokens} tokens of each"
+        console.print(text_read, soft_wrap=True)
+    return texts
 
 
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:
@@ -107,13 +141,10 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
             f"the longest document, {name}, has {longest:,} tokens and does not fill a window of {min(windows):,}; {_FIX}, or a "
             "smaller window"
         )
-    if missing := sorted({window for window in windows if window > longest}):
+    if missing := sorted(set(windows).difference(filled)):
         shown = ", ".join(f"{window:,}" for window in missing)
-        console.print(
-            f"no perplexity at {shown} tokens: the longest document, {name}, has {longest:,}",
-            style="yellow",
-            soft_wrap=True,
-        )
+        text = f"no perplexity at {shown} tokens: the longest document, {name}, has {longest:,}"
+        console.print(text, style="yellow", soft_wrap=True)
     return filled
 
 
@@ -160,26 +191,22 @@ def most_segments(length: int) -> int:
 def cut_segments(document: str, tokens: np.ndarray, window: int) -> list[Segment]:
     """Cut a document, int64 [tokens], into eight or more segments of one length, at most ``window``."""
     length = min(longest_segment(window), len(tokens) // FEWEST_SEGMENTS)
-    if length < 2:
-        return []
-    most = min(len(tokens) // length, most_segments(length))
-    return [Segment(document, n * length, tokens[n * length : (n + 1) * length]) for n in range(most)]
+    number = min(len(tokens) // length, most_segments(length)) if length > 1 else 0
+    return [Segment(document, n * length, tokens[n * length : (n + 1) * length]) for n in range(number)]
 
 
 def other_text(
     tokenizer: PreTrainedTokenizerBase, window: int, origins: Sequence[Origin], console: Console
 ) -> EvaluationText:
-    """Return the segments of every kind of other text, at most ``window`` tokens each, without training text."""
+    """Return segments of at most ``window`` tokens of every kind of other text."""
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
     texts = [shipped_text(kind) for kind in KINDS]
     for document, ids in zip(map(Document, KINDS, texts), text_encoder(tokenizer)(texts), strict=True):
         if np.isin(np.frombuffer(document.digest, dtype="<u8"), trained_on):
-            console.print(
-                f"the {document.name} that ships with skipwise is training text, and is not read", style="yellow"
-            )
+            text = f"the {document.name} that ships with skipwise is training text, and is not read"
+            console.print(text, style="yellow")
             continue
-        tokens = np.asarray(ids, dtype=np.int64)
-        for segment in cut_segments(document.name, tokens, window):
+        for segment in cut_segments(document.name, np.asarray(ids, dtype=np.int64), window):
             segments.setdefault(len(segment.tokens), []).append(segment)
     return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from skipwise.errors import RunError
-from skipwise.evaluation.windows import position_buckets
+from skipwise.evaluation.perplexity import position_buckets
 from skipwise.fit.score import Score
 from skipwise.method.interpolation import rope_parameters
 from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.recipes.loading import to_text
-from skipwise.report.canvas import ARM_LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.report.canvas import LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.report.page import render
 from skipwise.results.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Candidate:
     @property
     def rope_parameters(self) -> dict[str, Any]:
         """The config's ``rope_parameters``."""
-        one = self.extension
-        return rope_parameters(one.interpolation, one.rope, one.factor, one.settings)
+        chosen = self.extension
+        return rope_parameters(chosen.interpolation, chosen.rope, chosen.factor, chosen.settings)
 
 
 @dataclass
@@ -66,9 +66,9 @@ class Fit:
     original: int
     target: int
     seed: int
-    documents: int  # contiguous windows that each candidate reads
-    dense: int  # tokens of one
-    base: dict[int, float]  # the base's loss by place, in windows of its original length
+    documents: int = 0  # contiguous windows that each candidate reads
+    dense: int = 0  # tokens of one
+    base: dict[int, float] = field(default_factory=dict)  # the base's loss by place, in windows of its original length
     seconds: float = 0.0
     finished: bool = False
     candidates: list[Candidate] = field(default_factory=list)
@@ -78,25 +78,24 @@ class Fit:
         """Edges of the places in the contiguous window; the original length is one of them."""
         return position_buckets(self.dense, self.original)
 
-    def total(self, one: Candidate) -> float:
-        """Return what the search lowers: far loss, and the harm at distances that the window does not hold.
+    def total(self, candidate: Candidate) -> float:
+        """Return what the search lowers: far loss, and harm beyond the window.
 
         Infinite for a candidate that was given up.
         """
-        if one.score.places is None:
+        if candidate.score.places is None:
             return math.inf
-        return self._mean(one.score.places, self.original, self.dense) + max(
-            0.0, one.score.harm(self.dense) - _HARMLESS
-        )
+        harm = max(0.0, candidate.score.harm(self.dense) - _HARMLESS)
+        return self._mean(candidate.score.places, self.original, self.dense) + harm
 
     @property
     def published(self) -> Candidate:
         """YaRN as published."""
-        return next(one for one in self.candidates if one.role == PUBLISHED)
+        return next(candidate for candidate in self.candidates if candidate.role == PUBLISHED)
 
     @property
     def best(self) -> Candidate:
-        """The candidate to use: the lowest total, but YaRN as published where that costs no more than 0.01 nats."""
+        """The lowest total, or YaRN as published if at most 0.01 nats worse."""
         best = min(self.candidates, key=self.total)
         return self.published if self.total(self.published) <= self.total(best) + _WORTH else best
 
@@ -105,9 +104,9 @@ class Fit:
         """The best candidate that every engine serves."""
         return min((c for c in self.candidates if c.extension.interpolation in _PLAIN), key=self.total)
 
-    def excess(self, one: Candidate) -> dict[int, float]:
+    def excess(self, candidate: Candidate) -> dict[int, float]:
         """Return by place what a candidate loses to the base, in nats per token."""
-        return {end: loss - self.base[end] for end, loss in (one.score.places or {}).items()}
+        return {end: loss - self.base[end] for end, loss in (candidate.score.places or {}).items()}
 
     @property
     def verdict(self) -> str:
@@ -123,7 +122,7 @@ class Fit:
         """Sentences on the distance to the base, on the window, and on a missing search."""
         far = self._mean(self.excess(self.best), self.original, self.dense)
         read = f"Far text: to {format_length(self.dense)} of {format_length(self.target)}. "
-        searched = any(one.role == "fitted" for one in self.candidates)
+        searched = any(candidate.role == "fitted" for candidate in self.candidates)
         return (
             f"{'' if self.dense == self.target else read}Untrained, its perplexity is {math.exp(far) - 1:+.0%} against the base's in "
             f"windows of {format_length(self.original)}."
@@ -132,8 +131,11 @@ class Fit:
 
     def shown(self) -> list[Candidate]:
         """Return the candidates of the table: the best of each role, in the order measured."""
-        roles = dict.fromkeys(one.role for one in self.candidates)
-        return [min((one for one in self.candidates if one.role == role), key=self.total) for role in roles]
+        roles = dict.fromkeys(candidate.role for candidate in self.candidates)
+        return [
+            min((candidate for candidate in self.candidates if candidate.role == role), key=self.total)
+            for role in roles
+        ]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return head and rows of the table: excess over the base in nats per token."""
@@ -141,13 +143,17 @@ class Fit:
         # Every n-th edge, counted from the last.
         far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
-        for one in self.shown():
-            excess, answers = self.excess(one), [loss for skip, loss in (one.score.answers or {}).items() if skip]
+        for candidate in self.shown():
+            excess, answers = (
+                self.excess(candidate),
+                [loss for skip, loss in (candidate.score.answers or {}).items() if skip],
+            )
             places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
-            cells = [*places, max(one.score.skipped.values())]
-            told = ["-" if cell is None else f"{cell:+.2f}" for cell in cells]
-            star = " *" if one is self.best else ""
-            rows.append([one.role + star, *told, f"{np.mean(answers):.2f}" if answers else "-"])
+            cells = [
+                "-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(candidate.score.skipped.values()))
+            ]
+            star = " *" if candidate is self.best else ""
+            rows.append([candidate.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
         return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
 
     def write(self, folder: Path) -> None:
@@ -164,9 +170,7 @@ class Fit:
         before = read_fit(folder / FILE)
         for key in _REQUEST:
             if (was := getattr(before, key)) != (now := getattr(self, key)):
-                if key == "text":
-                    raise RunError(f"{folder} holds a fit on other text ({before.data}); give another --out")
-                raise RunError(f"{folder} holds a fit with {key} = {was!r}, now it is {now!r}; give another --out")
+                raise RunError(f"{folder} holds a fit with {key} {was!r}, now it is {now!r}; give another --out")
         return before
 
     def _mean(self, places: dict[int, float], begin: int, end: int) -> float:
@@ -182,78 +186,68 @@ def read_fit(path: Path) -> Fit:
     """Read ``fit.json``.
 
     Raises:
-        RunError: it is missing or damaged.
+        RunError: it is damaged.
     """
     try:
         return _FITS.validate_python(read_json(path))
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be read ({error.strerror}); give the fit.json that skipwise fit wrote"
-        ) from error
     except ValueError as error:
         raise RunError(
             f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out"
         ) from error
 
 
-_LOOKS = dict(
-    zip(
-        (PUBLISHED, "fitted", "power, no search", "NTK", "YaRN, fitted"),
-        ("untrained", "pose", "cream", "randpos", "full_length"),
-        strict=True,
-    )
-)
+_LOOKS = {
+    PUBLISHED: "untrained",
+    "fitted": "pose",
+    "power, no search": "cream",
+    "NTK": "randpos",
+    "YaRN, fitted": "full_length",
+}
 _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 
 
-def write_fit_page(found: Fit, folder: Path) -> Path:
+def write_fit_page(fit: Fit, folder: Path) -> Path:
     """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
-    figure = write(loss_plot(found), folder / "figures")
-    head, rows = found.table()
-    environment = Environment(
-        loader=PackageLoader("skipwise", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("fit.html.j2").render(
-        name=Path(found.model).name,
-        found=found,
-        lengths=[format_length(found.original), format_length(found.target)],
+    figure = write(loss_plot(fit), folder / "figures")
+    head, rows = fit.table()
+    page = render(
+        "fit.html.j2",
+        name=Path(fit.model).name,
+        fit=fit,
+        lengths=[format_length(fit.original), format_length(fit.target)],
         head=head,
         rows=rows,
-        best=next((i for i, one in enumerate(found.shown()) if one is found.best), None),
+        best=next((i for i, candidate in enumerate(fit.shown()) if candidate is fit.best), None),
         figure=figure,
         svg=Markup(figure.svg),
-        recipe=to_text(found.best.recipe),
-        parameters=json.dumps(found.best.rope_parameters),
-        plain=found.plain,
-        plain_parameters=json.dumps(found.plain.rope_parameters),
+        recipe=to_text(fit.best.recipe),
+        parameters=json.dumps(fit.best.rope_parameters),
+        plain=fit.plain,
+        plain_parameters=json.dumps(fit.plain.rope_parameters),
         file=folder / FILE,
     )
     write_text(folder / "report.html", page)
     return folder / "report.html"
 
 
-def loss_plot(found: Fit) -> Plot:
+def loss_plot(fit: Fit) -> Plot:
     """Plot by place what each interpolation loses to the base, a line for each."""
-    shown = [one for one in found.shown() if one.score.places and one.role in _LOOKS]
-    curves = {one.role: found.excess(one) for one in shown}
+    shown = [candidate for candidate in fit.shown() if candidate.score.places and candidate.role in _LOOKS]
+    curves = {candidate.role: fit.excess(candidate) for candidate in shown}
     lowest = min(max(curve.values()) for curve in curves.values())
 
     def draw(axes: "Axes", ink: str) -> None:
         for role, curve in curves.items():
-            axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
-        base_line(axes, 0.0, ARM_LOOKS["original"].colour)
+            axes.plot(list(curve), list(curve.values()), label=role, **LOOKS[_LOOKS[role]].line)
+        base_line(axes, 0.0, LOOKS["original"].colour)
         axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
-        length_axis(axes, found.edges[1:], "place in one window (tokens)")
+        length_axis(axes, fit.edges[1:], "place in one window (tokens)")
         axes.set_ylabel("nats above the base")
-        mark_original(axes, found.original, ink)
+        mark_original(axes, fit.original, ink)
 
     data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
     caption = (
-        f"Lower is better. One window of {found.dense:,} tokens, not trained; the base reads the same text in windows of "
-        f"{found.original:,} (dashed line)."
+        f"Lower is better. One window of {fit.dense:,} tokens, not trained; the base reads the same text in windows of "
+        f"{fit.original:,} (dashed line)."
     )
     return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)

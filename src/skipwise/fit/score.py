@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.prompts import answer_ids, passkey_prompt
-from skipwise.evaluation.perplexity import inference, not_finite, sliding_scores
-from skipwise.evaluation.windows import position_buckets
+from skipwise.evaluation.perplexity import inference, not_finite, position_buckets, sliding_scores
 
 _CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved
 _PROMPTS, _PROMPT = 6, 512  # passkey prompts; tokens of one, at most the original window
@@ -81,7 +80,7 @@ class Score:
 def draw_windows(
     documents: list[np.ndarray], tokenizer: PreTrainedTokenizerBase, original: int, target: int, seed: int
 ) -> Windows:
-    """Return what every candidate reads: the documents, chunks of them, and prompts; a function of the arguments."""
+    """Draw what every candidate reads; a function of the arguments alone."""
     rng, half = np.random.default_rng([seed, original, target]), min(_CHUNK, original // 2)
     rows = []
     for row in range(max(4, _MOVED // half)):
@@ -106,7 +105,7 @@ def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[in
 
 
 def by_place(model: PreTrainedModel, windows: Windows, precision: str, window: int) -> dict[int, float]:
-    """Return the mean loss in each place of the documents, read in windows that do not overlap."""
+    """Return the mean loss in each place, in windows that do not overlap."""
     scores = sliding_scores(model, windows.documents, window=window, stride=window, precision=precision)
     edges = position_buckets(windows.dense, windows.original)
     sums = np.sum([score.buckets(edges)[0] for score in scores], axis=0)
@@ -126,7 +125,7 @@ def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> d
 
 
 def _loss(model: PreTrainedModel, rows: np.ndarray, scored: int, skip: int, moved: int, precision: str) -> float:
-    """Return the mean loss of the last ``scored`` tokens of rows with the last ``moved`` tokens ``skip`` positions on."""
+    """Return the mean loss of the last ``scored`` tokens, the last ``moved`` tokens ``skip`` positions on."""
     losses = []
     for row in rows:  # one at a time: the logits of a large vocabulary are what takes the memory
         ids = torch.from_numpy(row)[None].to(model.device)

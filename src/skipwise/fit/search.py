@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from scipy.optimize import minimize
 from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError, counted
+from skipwise.evaluation.evaluate import measuring_seconds
+from skipwise.evaluation.plan import Workload
 from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
@@ -47,6 +50,7 @@ _LAST = 0.15  # of these steps, the last
 _SEARCHED = 20  # candidates of the search, at most
 _PLAIN = 5  # candidates after the search, of what every engine serves, with the answers of all
 _MOST = _SEARCHED + 9  # with those that are always measured
+_SHARE, _LEAST = 0.1, 3.0  # of a run's training time for its fit; minutes
 
 
 def fit(
@@ -82,71 +86,63 @@ def fit(
         dtype = dtype_of(precision if device.type == "cuda" else "float32")
         loaded = load_model(model, template, dtype=dtype, device=device).eval()
     cost, speed = ForwardCost.of(loaded), Speed.measured(config, precision, device)
-    found = Fit(
-        model,
-        weights_fingerprint(model),
-        data.source,
-        store.fingerprint,
-        original,
-        reached,
-        seed,
-        documents=0,
-        dense=0,
-        base={},
-    )
+    known_by = weights_fingerprint(model), data.source, store.fingerprint
+    result = Fit(model, *known_by, original, reached, seed)
     if resumed:
-        found = found.resumed(folder)
-        windows = windows.shortened(found.documents, found.dense)
-        if found.finished:
+        result = result.resumed(folder)
+        windows = windows.shortened(result.documents, result.dense)
+        if result.finished:
             console.print(f"{folder} holds a finished fit; to search again, give another --out", style="yellow")
     else:
-        windows = _affordable(windows, lambda some: _seconds(some, cost, speed), minutes * 60)
-        found.documents, found.dense = len(windows.documents), windows.dense
+        windows = _affordable(windows, partial(_seconds, cost=cost, speed=speed), minutes * 60)
+        result.documents, result.dense = len(windows.documents), windows.dense
         with doing("reading the base in its own window", console):
-            found.base = by_place(loaded, windows, precision, original)
+            result.base = by_place(loaded, windows, precision, original)
         folder.mkdir(parents=True, exist_ok=True)
     expected = max(_FEWEST, min(_MOST, int(minutes * 60 / _seconds(windows, cost, speed))))
     with progress("measuring interpolations", expected, console) as work:
 
         def measure(role: str, extension: Extension) -> float:
-            known = next((one for one in found.candidates if one.extension == extension), None)
+            known = next((candidate for candidate in result.candidates if candidate.extension == extension), None)
             if known is None:
-                started, best = time.monotonic(), min(found.candidates, key=found.total, default=None)
+                started, best = time.monotonic(), min(result.candidates, key=result.total, default=None)
                 set_frequencies(loaded, extension)
                 score = Score(skipped(loaded, windows, precision))
                 if best is None or score.harm(0) <= best.score.harm(0) + _HOPELESS:
                     score = replace(score, places=by_place(loaded, windows, precision, windows.dense))
                 known = Candidate(role, extension, score)
-                found.candidates.append(known)
-                found.seconds += time.monotonic() - started
-                found.write(folder)
-            gain = found.total(found.candidates[0]) - min(map(found.total, found.candidates))
+                result.candidates.append(known)
+                result.seconds += time.monotonic() - started
+                result.write(folder)
+            gain = result.total(result.candidates[0]) - min(map(result.total, result.candidates))
             work.reach(min(work.done + 1, expected), status=f"best so far: {gain:.2f} nats below YaRN")
-            return found.total(known)
+            return result.total(known)
 
-        if not found.finished:
-            _search(template, measure, found, minutes * 60)
-            for one in found.shown():  # for the table alone
-                if one.score.places and one.score.answers is None:
-                    set_frequencies(loaded, one.extension)
-                    score = replace(one.score, answers=answer_losses(loaded, windows, precision))
-                    found.candidates[found.candidates.index(one)] = replace(one, score=score)
-            found.finished = True
-            found.write(folder)
+        if not result.finished:
+            _search(template, measure, result, minutes * 60)
+            for candidate in result.shown():  # for the table alone
+                if candidate.score.places and candidate.score.answers is None:
+                    set_frequencies(loaded, candidate.extension)
+                    score = replace(candidate.score, answers=answer_losses(loaded, windows, precision))
+                    result.candidates[result.candidates.index(candidate)] = replace(candidate, score=score)
+            result.finished = True
+            result.write(folder)
         work.reach(expected)
-    return found, folder
+    return result, folder
 
 
-def write_model(found: Fit, folder: Path) -> None:
-    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay."""
+def write_model(result: Fit, folder: Path) -> None:
+    """Write the model as a stock checkpoint with the recommended settings."""
     if folder.exists():  # by the same command
         return
-    extension, config, read = found.best.extension, load_config(found.model), read_origin(found.model)
-    loaded = load_model(found.model, extension, dtype=config.dtype or "float32")
+    extension, config, read = result.best.extension, load_config(result.model), read_origin(result.model)
+    loaded = load_model(result.model, extension, dtype=config.dtype or "float32")
     trained = (read.text, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
     rope = extension.rope
-    origin = Origin(found.model, rope.original_length, *trained, found.fingerprint, found.target, rope_theta=rope.theta)
-    save_extended(loaded, load_tokenizer(found.model), extension, folder, origin=origin)
+    origin = Origin(
+        result.model, rope.original_length, *trained, result.fingerprint, result.target, rope_theta=rope.theta
+    )
+    save_extended(loaded, load_tokenizer(result.model), extension, folder, origin=origin)
 
 
 def _documents(
@@ -169,42 +165,38 @@ def _documents(
             "give longer text by --data"
         )
     if longest < best:
-        console.print(
-            f"the longest document has {longest:,} tokens; farther distances are measured by skips alone. Best are "
-            f"documents of {best:,}",
-            style="yellow",
-        )
+        text = f"the longest document has {longest:,} tokens; farther distances are measured by skips alone"
+        console.print(f"{text}. Best are documents of {best:,}", style="yellow")
     long = [int(i) for i in chosen[:2] if store.lengths[i] >= least]
     return [middle(np.asarray(store.document(i), dtype=np.int64), target) for i in long]
 
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
-    """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
-
-    def of(tokens: float, length: int) -> float:
-        linear, attention = cost.of_token(length, scored=True)
-        return tokens * (linear / speed.linear + attention / speed.attention)
-
-    chunks = windows.chunks.size * (len(windows.skips) + 0.5)
-    return of(len(windows.documents) * windows.dense, windows.dense) + of(chunks, windows.chunks.shape[1])
+    """Forecast the seconds of a candidate: windows, chunks alone, chunks at each distance."""
+    chunks = int(windows.chunks.size * (len(windows.skips) + 0.5))
+    parts = [
+        Workload("windows", windows.dense, len(windows.documents) * windows.dense),
+        Workload("chunks", windows.chunks.shape[1], chunks),
+    ]
+    return sum(measuring_seconds(parts, cost, speed).values())
 
 
 def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> Windows:
-    """Return the largest windows that leave time for enough candidates; for all of them, where it is the target."""
+    """Return the largest windows that leave time for enough candidates."""
     for documents, times in _AMOUNTS:
-        some = windows.shortened(documents, int(min(windows.dense, max(times * windows.original, _DENSE))))
-        if (each := seconds_of(some)) * (_MOST if times == math.inf else _FEWEST) <= seconds:
+        shorter = windows.shortened(documents, int(min(windows.dense, max(times * windows.original, _DENSE))))
+        if (each := seconds_of(shorter)) * (_MOST if times == math.inf else _FEWEST) <= seconds:
             break
     if each > seconds:
         raise RunError(
             f"one candidate takes about {each / 60:.0f} minutes here, and --minutes is {seconds / 60:g}; give at least "
             f"{math.ceil(_FEWEST / 2 * each / 60)}"
         )
-    return some
+    return shorter
 
 
-def _search(template: Extension, measure: Callable[[str, Extension], float], found: Fit, seconds: float) -> None:
-    """Measure the references, then what COBYQA proposes while the time lasts, then YaRN and theta in the light of it."""
+def _search(template: Extension, measure: Callable[[str, Extension], float], result: Fit, seconds: float) -> None:
+    """Measure references, COBYQA's proposals while time lasts, then YaRN and theta."""
     rope, spread = template.rope, math.log(template.factor)
     pairs = rope.dim // 2
 
@@ -212,19 +204,14 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
         digits = {key: float(f"{value:.4g}") for key, value in settings.items()}  # more do not change the loss
         return replace(template, interpolation=name, settings=RopeSettings(**digits))  # type: ignore[arg-type]
 
-    for role, name in (
-        (PUBLISHED, "yarn"),
-        ("power, no search", "power"),
-        ("NTK", "ntk"),
-        ("linear", "linear"),
-        ("none", "none"),
-    ):
+    roles = {"yarn": PUBLISHED, "power": "power, no search", "ntk": "NTK", "linear": "linear", "none": "none"}
+    for name, role in roles.items():
         measure(role, by(name))
     start = np.array([pair_of(rope, POWER_SLOW) / pairs, math.log(POWER), ATTENTION])
-    worst = max(total for total in map(found.total, found.candidates) if total < math.inf) + 1
+    worst = max(total for total in map(result.total, result.candidates) if total < math.inf) + 1
 
     def objective(x: np.ndarray) -> float:
-        if found.seconds * (1 + _PLAIN / len(found.candidates)) > seconds:
+        if result.seconds * (1 + _PLAIN / len(result.candidates)) > seconds:
             raise StopIteration
         if not x.any():
             return measure("power, no search", by("power"))
@@ -233,19 +220,16 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
         attention = 1 + float(np.clip(k, 0, 0.2)) * spread
         return min(measure("fitted", by("power", beta_slow=slow, power=power, attention_factor=attention)), worst)
 
-    if template.factor <= _TRUSTED or found.dense == found.target:
+    if template.factor <= _TRUSTED or result.dense == result.target:
         with suppress(StopIteration):
             options = {"initial_tr_radius": 1.0, "final_tr_radius": _LAST, "maxfev": _SEARCHED}
             minimize(objective, np.zeros(3), method="COBYQA", options=options)
-    powers = [one for one in found.candidates if one.extension.interpolation == "power"]
-    best = min(powers, key=found.total).extension.settings
+    powers = [candidate for candidate in result.candidates if candidate.extension.interpolation == "power"]
+    best = min(powers, key=result.total).extension.settings
     attention, slow = best.attention_factor or 1 + ATTENTION * spread, best.beta_slow or POWER_SLOW
     for beta_slow in (1.0, 2.0, 4.0) if slow < 2 else (1.0, slow):
         measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))
     measure("theta", by("theta", rope_theta=rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2)))
-
-
-_SHARE, _LEAST = 0.1, 3.0  # of the training's time; minutes
 
 
 def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> tuple[Recipe, Path | None]:
@@ -276,18 +260,18 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         path = _searched(recipe, extension, fingerprint, console)
     else:
         path = Path(recipe.interpolation)
-    found, target = read_fit(path), extension.target_length
-    if (found.fingerprint, found.target) != (fingerprint, target):
+    result, target = read_fit(path), extension.target_length
+    if (result.fingerprint, result.target) != (fingerprint, target):
         raise RunError(
-            f"{path} is a fit of {found.model} for {found.target:,} tokens, not of {recipe.model} for {target:,}; run skipwise fit "
+            f"{path} is a fit of {result.model} for {result.target:,} tokens, not of {recipe.model} for {target:,}; run skipwise fit "
             f"{recipe.model} --target {target}"
         )
-    if not found.finished:
+    if not result.finished:
         raise RunError(
-            f"{path} is not finished ({counted(len(found.candidates), 'candidate')} measured); run the same skipwise fit again"
+            f"{path} is not finished ({counted(len(result.candidates), 'candidate')} measured); run the same skipwise fit again"
         )
-    console.print(f"fitted interpolation: {found.best.extension.told}, from {path}", soft_wrap=True)
-    return _with(recipe, found.best.recipe), path
+    console.print(f"fitted interpolation: {result.best.extension.told}, from {path}", soft_wrap=True)
+    return _with(recipe, result.best.recipe), path
 
 
 def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: Console) -> Path:
@@ -295,7 +279,7 @@ def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: C
     target, original, training = extension.target_length, extension.rope.original_length, recipe.training
     key = short_digest(f"{fingerprint} {target} {recipe.data.model_dump_json()} {recipe.seed}".encode())
     folder = default_cache() / "fits" / key
-    with processes.together(), processes.main_process_first():
+    with processes.together(rank_0_first=True):
         if not ((folder / FILE).is_file() and read_fit(folder / FILE).finished):
             device = default_device()
             precision = choose_precision("auto", device)

@@ -21,11 +21,13 @@ from skipwise.results.files import replacing, write_csv, write_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.colors import Colormap
 
 _PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
 _INK, _FAINT = "#010203", "#040506"  # no palette has these: they become the page's text colour
 # A mid-tone, 4:1 against white and against near-black, because a file does not know its page.
-_STANDALONE = "<style>svg{color:#757e89;font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}</style>"
+_FONT = "font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif"
+_STANDALONE = f"<style>svg{{color:#757e89;{_FONT}}}text{{font-family:inherit!important}}</style>"
 # On a phone the figure is about 340 pixels wide, so the smallest text, of 9 points, is at least 10 pixels high.
 _WIDTH, _HEIGHT = 4.2, 3.1  # inches
 _STYLE: dict[str, Any] = {
@@ -35,7 +37,7 @@ _STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.8),
     **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "xtick.major.size": 3.5},
     **{"font.size": 10, "lines.markersize": 5.5, "legend.handlelength": 1.8, "legend.columnspacing": 1.4},
-    "svg.fonttype": "none",
+    **{"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]},
 }
 
 
@@ -55,7 +57,7 @@ class Look(NamedTuple):
 
 
 # Mid-tones, at least 3:1 against white and against #15181c.
-ARM_LOOKS = {
+LOOKS = {
     "original": Look("#848c96", "o", ""),
     "untrained": Look("#d9760f", "s", "///"),
     "pose": Look("#2f7de1", "D", ""),
@@ -64,22 +66,21 @@ ARM_LOOKS = {
     "cream": Look("#0f97a8", "X", "---"),
     "no_skip": Look("#a8693d", "P", "..."),
 }
-OTHER_LOOK = Look("#c9508f", "*", "|||")
-# For labels that are not arms: blue first, the original's grey last.
-_FREE = [*(ARM_LOOKS[arm] for arm in ("pose", "untrained", "full_length", "randpos", "cream", "no_skip")), OTHER_LOOK]
-_FREE += [ARM_LOOKS["original"]]
-DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
+# For other labels: blue first, the original's grey last.
+_FREE = [LOOKS[name] for name in ("pose", "untrained", "full_length", "randpos", "cream", "no_skip")]
+_FREE += [Look("#c9508f", "*", "|||"), LOOKS["original"]]
+_DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 
 
 def looks_of(labels: Sequence[str]) -> list[Look]:
     """Return a look for each label; repeated labels differ in dash."""
-    looks = {label: ARM_LOOKS[label] for label in labels if label in ARM_LOOKS}
+    looks = {label: LOOKS[label] for label in labels if label in LOOKS}
     free = [look for look in _FREE if look not in looks.values()]
     others = dict.fromkeys(label for label in labels if label not in looks)
     looks |= {label: free[turn % len(free)] for turn, label in enumerate(others)}
     return [
         looks[label]._replace(
-            dash=DASHES[list(labels[:i]).count(label) % len(DASHES)], width=1.5 if label in BASELINES else 2.2
+            dash=_DASHES[list(labels[:i]).count(label) % len(_DASHES)], width=1.5 if label in BASELINES else 2.2
         )
         for i, label in enumerate(labels)
     ]
@@ -116,29 +117,18 @@ def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
         with replacing(folder / f"{plot.name}.png") as file:
             file.write(_render(plot, "png"))
     svg = _svg(plot)
-    write_text(folder / f"{plot.name}.svg", _standalone(svg))
+    write_text(folder / f"{plot.name}.svg", svg.replace(">", f">{_STANDALONE}", 1))
     return Figure(plot.name, plot.title, svg, plot.caption)
 
 
-def write_one(plot: Plot, path: Path) -> None:
-    """Draw a plot into one ``.svg`` or ``.png`` file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_render(plot, "png") if path.suffix == ".png" else _standalone(_svg(plot)).encode())
-
-
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    """Set a logarithmic x axis with at most nine ticks."""
+    """Set a logarithmic x axis with at most nine ticks, at the powers of two that enclose ``lengths``."""
     axes.set_xscale("log", base=2)
-    ticks = powers_of_two(lengths[0], lengths[-1])
+    ticks = [2**k for k in range(max(lengths[0], 1).bit_length() - 1, (lengths[-1] - 1).bit_length() + 1)]
     ticks = ticks[:: math.ceil(len(ticks) / 9)]
     axes.set_xticks(ticks, [format_length(n) for n in ticks])
     axes.minorticks_off()
     axes.set_xlabel(title)
-
-
-def powers_of_two(low: int, high: int) -> list[int]:
-    """Return the powers of two that enclose ``low`` to ``high``."""
-    return [2**k for k in range(max(low, 1).bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
 def percent_axis(axis: "Axis", title: str) -> None:
@@ -154,24 +144,16 @@ def count_axis(axis: "Axis") -> None:
     axis.set_major_formatter(EngFormatter(sep=""))
 
 
-def shade(colour: str, share: float) -> dict[str, Any]:
-    """Return a colour, more opaque for a larger share."""
-    return {"color": colour, "alpha": 0.05 + 0.7 * share}
+def share_colours(axes: "Axes", colour: str, title: str) -> "Colormap":
+    """Return colours of shares, more opaque for larger ones, and draw their scale."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
 
-
-def draw_scale(axes: "Axes", colour: str, title: str) -> None:
-    """Draw the colour scale of a heat map."""
-    scale, steps = axes.inset_axes((1.04, 0, 0.05, 1)), 20
-    for step in range(steps):
-        scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **shade(colour, step / (steps - 1)))
-    scale.set_xlim(-0.5, 0.5)
-    scale.set_ylim(0, 100)
-    scale.set_xticks([])
-    scale.spines["bottom"].set_visible(False)
-    scale.yaxis.tick_right()
-    scale.yaxis.set_label_position("right")
-    percent_axis(scale.yaxis, title)
-    scale.grid(visible=False)
+    colours = LinearSegmentedColormap.from_list("shares", [to_rgba(colour, alpha) for alpha in (0.05, 0.75)])
+    steps = ScalarMappable(Normalize(0, 100), colours.resampled(20))  # the SVG of more steps would have an image
+    scale = axes.figure.colorbar(steps, ax=axes, ticks=range(0, 101, 25), label=title, aspect=20, pad=0.04)
+    scale.outline.set_visible(False)
+    return colours
 
 
 def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
@@ -181,11 +163,11 @@ def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:
     """Set a logarithmic y axis with ticks at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_yscale("log")
-    steps = (1, 2, 5) if high / low < 1000 else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**k for k in powers for m in steps if low / 1.3 <= m * 10.0**k <= high * 1.3]
-    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
 
 
@@ -209,27 +191,16 @@ def named(label: str) -> str:
 
 
 def _svg(plot: Plot) -> str:
-    """Return the SVG of a plot without fixed text colours, fonts and ids."""
+    """Return the SVG of a plot without fixed text colours and ids."""
     svg = _render(plot, "svg").decode()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
     svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14")
     svg = svg.replace(_INK, "currentColor")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
 
 
-def _standalone(svg: str) -> str:
-    """Return the SVG as a file, readable on light and dark."""
-    return svg.replace(">", f">{_STANDALONE}", 1)
-
-
 def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     from matplotlib import style as styles
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     ink, faint = (_INK, _FAINT) if kind == "svg" else (_PNG_INK, _PNG_FAINT)
@@ -238,7 +209,6 @@ def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     # A matplotlibrc in the working folder could run LaTeX on our texts: leave it out.
     with styles.context(style, after_reset=True):
         figure = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         plot.draw(axes, ink)
         title = textwrap.wrap(plot.title, 42)
@@ -251,6 +221,6 @@ def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
             figure.legend(handles, labels, loc="outside lower left", ncols=columns)
         figure.set_figheight(max(plot.height, _HEIGHT) + 0.2 * max(0, rows - 1) + 0.18 * (len(title) - 1))
         buffer = io.BytesIO()
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
         figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)
     return buffer.getvalue()

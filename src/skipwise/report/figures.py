@@ -4,7 +4,6 @@ A figure is a function from ``ReportData`` to the plots that the records allow. 
 into ``FIGURES``.
 """
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -17,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
 from skipwise.report import canvas
-from skipwise.report.canvas import ARM_LOOKS, Figure, Look, Plot, looks_of, named
-from skipwise.report.folder import Folder
-from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_number, format_share, task_title
+from skipwise.report.canvas import LOOKS, Figure, Look, Plot, looks_of, named
+from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_share, task_title
 from skipwise.report.rows import Row, perplexity_by_step
 from skipwise.results.records import CoverageRecord, TrainingRecord, TrialRecord
 from skipwise.results.scores import THRESHOLD
@@ -33,11 +30,8 @@ from skipwise.results.statistics import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FAR = 2  # times the lowest curve's end: curves above it may leave the figure
 _FEW_TRIALS = 100  # prompts of a length: with fewer, depths are in five parts instead of ten
 _FOUND = "found (% of prompts)"
-_ROW, _LINE = 0.21, 0.14  # inches, of a row of a heat map, and of each further line of a task's name
-_NAME = 24  # letters in a line of a task's name
 
 
 def draw_figures(data: ReportData, out: Path) -> list[Figure]:
@@ -45,15 +39,14 @@ def draw_figures(data: ReportData, out: Path) -> list[Figure]:
     return [canvas.write(plot, out) for figure in FIGURES for plot in figure(data)]
 
 
-def as_list(parts: Sequence[str]) -> str:
-    """Join parts in a sentence: one, two and three."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
 def _shorter_bases(data: ReportData, curves: Curves) -> dict[str, int]:
     """Return bases measured only at shorter lengths, with their longest length."""
     longest = max(max(curve) for curve in curves.values())
     return {label: max(curve) for label, curve in curves.items() if label in data.bases and max(curve) < longest}
+
+
+def _dashed_lines(bases: Mapping[str, int]) -> str:
+    return "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
 
 
 def _data(curves: Curves) -> list[list[Any]]:
@@ -68,12 +61,7 @@ def perplexity_plots(data: ReportData) -> Iterator[Plot]:
     if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
     bases = _shorter_bases(data, curves)
-    ends = {
-        label: [format_number(curve[end(curve)].value.mean) for end in (min, max)] for label, curve in curves.items()
-    }
-    changes = [f"{label} {' to '.join(dict.fromkeys(ends[label]))}" for label in data.few(list(curves))]
-    caption = f"Lower is better. From the shortest window to the longest: {as_list(changes)}."
-    caption += "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
+    caption = f"Lower is better.{_dashed_lines(bases)}"
     if data.evaluated:
         caption += (
             " A level curve beyond the original length is necessary but proves little: sliding windows of any length score "
@@ -111,14 +99,19 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
                 places.append(lengths.index(n) + offset * 0.84 / len(curves))
             shares = [number.value for number in curve.values()]
             mean, low, high = (np.array([100 * getattr(s, end) for s in shares]) for end in ("mean", "low", "high"))
-            look, spans = data.looks[label], [np.clip(mean - low, 0, None), np.clip(high - mean, 0, None)]
-            style: dict[str, Any] = {
-                "alpha": 1.0 if look.dash == "-" else 0.55,
-                "hatch": look.hatch,
-                "edgecolor": "#ffffff",
-            }
-            axes.bar(places, mean, 0.74 / len(curves), label=named(label), color=look.colour, lw=0, **style)
-            axes.errorbar(places, mean, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
+            look, width, alpha = data.looks[label], 0.74 / len(curves), 1.0 if data.looks[label].dash == "-" else 0.55
+            axes.bar(
+                places,
+                mean,
+                width,
+                color=look.colour,
+                alpha=alpha,
+                hatch=look.hatch,
+                edgecolor="#ffffff",
+                lw=0,
+                label=named(label),
+            )
+            axes.vlines(places, low, high, color=ink, lw=0.8, alpha=0.5)
             for x, share in zip(places, shares, strict=True):
                 if len(lengths) * len(curves) <= 10:  # else the numbers would touch
                     axes.text(x, 100 * share.high + 2, format_share(share.mean)[:-1], ha="center", fontsize=9)
@@ -129,43 +122,28 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
         axes.set_ylim(0, 114)
         canvas.percent_axis(axes.yaxis, _FOUND)
 
-    few = [label for label in data.few(list(curves)) if label not in bases]
-    last = lengths[-1]
-    at_last = [f"{label} {format_share(curves[label][last].value.mean)}" for label in few if last in curves[label]]
-    caption = (
-        "Five digits are hidden in the prompt, and all must be right. "
-        + (f"At {last:,} tokens: {as_list(at_last)}. " if at_last else "")
-        + "Thin lines are 95% intervals."
-        + "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
-    )
+    caption = "Five digits are hidden in the prompt, and all must be right. Thin lines are 95% intervals."
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
     table = [[label, n, count, round(count * mean), mean, *ends] for label, n, count, mean, *ends in _data(curves)]
     title = f"{task_title(task).capitalize()} found, by prompt length"
-    return Plot(_file_name(task), title, columns, table, draw, caption)
-
-
-def _file_name(task: str) -> str:
-    """Return the name of a task's files; unknown tasks get a hash."""
-    return task if task in TASKS else f"task-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
+    return Plot(re.sub(r"\W+", "-", task), title, columns, table, draw, caption + _dashed_lines(bases))
 
 
 def depth_plots(data: ReportData) -> Iterator[Plot]:
     """Plot right answers by depth and length as heat maps."""
     rows = [row for row in data.rows if row.judged and row.found]
     for number, row in enumerate(rows, 1):
-        for task, lengths in row.trials.items():
-            parts = 5 if max(map(len, lengths.values())) < _FEW_TRIALS else 10
+        for task in row.trials:
             model = f", {shorten(row.model, 48, placeholder='…')}" if len(rows) > 1 else ""
-            name = f"{_file_name(task)}-depth" + (f"-{number}" if len(rows) > 1 else "")
+            name = re.sub(r"\W+", "-", f"{task}-depth") + (f"-{number}" if len(rows) > 1 else "")
             title = f"{task_title(task).capitalize()} found{model}, by depth"
-            yield _depth_plot(name, title, row.model, data.looks[row.label].colour, lengths, parts)
+            yield _depth_plot(name, title, row, row.trials[task], data.looks[row.label].colour)
 
 
-def _depth_plot(
-    name: str, title: str, label: str, colour: str, trials: Mapping[int, Mapping[int, TrialRecord]], parts: int
-) -> Plot:
+def _depth_plot(name: str, title: str, row: Row, trials: Mapping[int, Mapping[int, TrialRecord]], colour: str) -> Plot:
+    parts = 5 if max(map(len, trials.values())) < _FEW_TRIALS else 10
     table: list[list[Any]] = [
-        [label, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
+        [row.model, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
         for length, by_number in trials.items()
         for i in range(parts)
         for hits in [[t.hit for t in by_number.values() if min(int(t.depth * parts), parts - 1) == i]]
@@ -177,7 +155,7 @@ def _depth_plot(
         axes.set_yticks([parts * k / 5 for k in range(6)], ["0", "20", "40", "60", "80", "100"])
         axes.set_ylabel("depth in the prompt (%)")
 
-    empty = " A dash is a part without prompts." if any(not row[4] for row in table) else ""
+    empty = " A dash is a part without prompts." if any(not prompts for *_, prompts, _ in table) else ""
     caption = (
         "Depth 0% is the start of the prompt, farthest from the question. Each cell is the share of right answers in per "
         f"cent.{empty}"
@@ -195,10 +173,11 @@ def _draw_heat_map(
     unit: str,
 ) -> None:
     """Draw a share for each (length, row), a dash for None."""
+    colours = canvas.share_colours(axes, colour, unit)
     for length, y, share in cells:
         x = lengths.index(length) + 0.5
         if share is not None:
-            axes.bar(x, 0.92, 0.94, y + 0.04, lw=0, **canvas.shade(colour, share))
+            axes.bar(x, 0.92, 0.94, y + 0.04, lw=0, color=colours(share))
         text = "–" if share is None else format_share(share)[:-1]
         axes.text(x, y + 0.52, text, ha="center", va="center", fontsize=9)
     axes.set_xlim(0, len(lengths))
@@ -206,17 +185,16 @@ def _draw_heat_map(
     axes.set_xticks([x + 0.5 for x in range(len(lengths))], [format_length(n) for n in lengths])
     axes.set_xlabel("prompt length (tokens)")
     axes.grid(visible=False)
-    canvas.draw_scale(axes, colour, unit)
 
 
 def ruler_plots(data: ReportData) -> Iterator[Plot]:
     """Plot RULER's averages by length, and heat maps of its tasks."""
-    rows = [row for row in data.rows if row.ruler and row.model in data.ruler_models]
-    if averages := {row.model: curve for row in rows if (curve := data.curves("ruler").get(row.model))}:
-        tasks, note = data.ruler_tasks, data.ruler_note
+    rows = [row for row in data.rows if row.ruler]
+    if averages := data.curves("ruler"):
+        tasks = data.ruler_tasks
         caption = (
             f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: "
-            f"what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals.{f' Shown: {note}.' if note else ''}"
+            "what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals."
         )
         curves, axes = _intervals(averages, 100), ("prompt length (tokens)", "score (%)")
         title, levels = f"{data.ruler_name}, average by prompt length", [(100 * THRESHOLD, "", "")]
@@ -226,14 +204,16 @@ def ruler_plots(data: ReportData) -> Iterator[Plot]:
         columns = ["model", "length", "tasks", "score", "low_95", "high_95"]
         yield replace(plot, columns=columns, data=_data(averages))
     for number, row in enumerate(rows, 1):
-        yield _ruler_heat_map(row, data, f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks")
+        name = f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks"
+        model = f": {shorten(row.model, 40, placeholder='…')}" if len(rows) > 1 else ""
+        yield _ruler_heat_map(name, f"{data.ruler_name} by task{model}", row, data)
 
 
-def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
+def _ruler_heat_map(name: str, title: str, row: Row, data: ReportData) -> Plot:
     numbers = {task: data.curves("ruler by task", task).get(row.model, {}) for task in data.shorts("ruler by task")}
     tasks = [task for task, curve in numbers.items() if curve]
     lengths, colour = sorted({n for task in tasks for n in numbers[task]}), data.looks[row.label].colour
-    names = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), _NAME) for task in tasks]
+    heads = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), 24) for task in tasks]
     table: list[list[Any]] = [
         [row.model, task, n, numbers[task][n].count, numbers[task][n].value.mean]
         for task in tasks
@@ -244,62 +224,46 @@ def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
     def draw(axes: "Axes", ink: str) -> None:
         cells = [(length, tasks.index(task), mean) for _, task, length, _, mean in table]
         _draw_heat_map(axes, lengths, len(tasks), cells, colour, "score (%)")
-        axes.set_yticks([y + 0.5 for y in range(len(tasks))], names)
+        axes.set_yticks([y + 0.5 for y in range(len(tasks))], heads)
         axes.set_ylabel("task")
 
-    model = f": {shorten(row.model, 40, placeholder='…')}" if len([r for r in data.rows if r.ruler]) > 1 else ""
     caption = (
         "The mean score of each task in per cent. Empty cells were not measured: the task has no prompt that short, or the model "
         "is a base, measured only inside its own window."
     )
     columns = ["model", "task", "length", "prompts", "score"]
-    title = f"{data.ruler_name} by task{model}"
-    height = 1.0 + len(tasks) * (_ROW + _LINE * max(name.count("\n") for name in names))
+    lines = 1 + max(head.count("\n") for head in heads)
+    height = 1.0 + len(tasks) * (0.07 + 0.14 * lines)  # inches
     return Plot(name, title, columns, table, draw, caption, height=height)
 
 
 def position_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot gain by far text and loss over the base by position."""
+    """Plot gain by far text and loss over the base by position, and perplexity of the first tokens."""
     if not data.evaluated:
         return
     read = [*(judged.row for judged in data.judged), *(row for row in data.rows if row.label in data.bases)]
     first = {row.label: {n: Interval(p.mean, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
+    gain, excess = (_intervals(data.curves("position", measure.short)) for measure in (GAIN, EXCESS))
     bases = [row.label for row in read if not row.judged]
-
-    grey = ARM_LOOKS["original"].colour
-    for name, title, axes, curves, zero, caption in (
-        (
-            "gain",
-            "Gain by far text, by position",
-            ("position (tokens)", "gain (nats per token)"),
-            _intervals(data.curves("position", GAIN.short)),
-            "no gain",
-            "Loss of a token in a window of the original length, minus its loss with the whole document as context. Above zero, "
-            "the model uses far text. Each point covers the tokens since the point before it.",
-        ),
-        (
-            "excess",
-            "Loss over the base, by position",
-            ("position (tokens)", "difference (nats per token)"),
-            _intervals(data.curves("position", EXCESS.short)),
-            as_list(bases),
-            "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the model is "
-            "better than its base.",
-        ),
-        (
-            "first-tokens",
-            "Perplexity of the first tokens",
-            ("tokens read", "perplexity"),
-            first,
-            "",
-            "From one pass over each document: a token's loss does not depend on later text."
-            + (f" {bases[0]} reads no farther than its own window." if len(bases) == 1 else ""),
-        ),
-    ):
-        curves = {label: curve for label, curve in curves.items() if curve}
+    plots = {
+        "gain": ("Gain by far text, by position", "gain (nats per token)", gain, "no gain"),
+        "excess": ("Loss over the base, by position", "difference (nats per token)", excess, " and ".join(bases)),
+        "first-tokens": ("Perplexity of the first tokens", "perplexity", first, ""),
+    }
+    captions = {
+        "gain": "Loss of a token in a window of the original length, minus its loss with the whole document as context. Above "
+        "zero, the model uses far text. Each point covers the tokens since the point before it.",
+        "excess": "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the "
+        "model is better than its base.",
+        "first-tokens": "From one pass over each document: a token's loss does not depend on later text."
+        + (f" {bases[0]} reads no farther than its own window." if len(bases) == 1 else ""),
+    }
+    for name, (title, axis, curves, zero) in plots.items():
         if any(len(curve) > 1 for curve in curves.values()):
-            levels = [(0.0, grey, zero)] if zero else []
-            yield curve_plot(name, title, axes, curves, data.original, caption, looks=data.looks, levels=levels)
+            axes = "tokens read" if name == "first-tokens" else "position (tokens)", axis
+            lines = {label: curve for label, curve in curves.items() if curve}
+            levels = [(0.0, LOOKS["original"].colour, zero)] if zero else []
+            yield curve_plot(name, title, axes, lines, data.original, captions[name], looks=data.looks, levels=levels)
 
 
 def loss_plots(data: ReportData) -> Iterator[Plot]:
@@ -314,8 +278,8 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
         return
     by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
     several = len(data.folders) > 1
-    labels = [f"{run} · {arm_name(arm)}" if several else arm_name(arm) for run, arm in steps]
-    lines = list(zip(labels, steps.values(), looks_of([arm for _, arm in steps]), strict=True))
+    labels = [f"{run} · {arm_name(name)}" if several else arm_name(name) for run, name in steps]
+    lines = list(zip(labels, steps.values(), looks_of([name for _, name in steps]), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
         for label, log, look in lines:
@@ -329,13 +293,9 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
-    columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
-    table = [
-        [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
-        for label, log, _ in lines
-        for r in log
-    ]
-    yield Plot("loss", "Training loss", columns, table, draw, caption)
+    columns = ["step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
+    table = [[label, *(getattr(r, column) for column in columns)] for label, log, _ in lines for r in log]
+    yield Plot("loss", "Training loss", ["model", *columns], table, draw, caption)
 
 
 def step_plots(data: ReportData) -> Iterator[Plot]:
@@ -347,8 +307,7 @@ def step_plots(data: ReportData) -> Iterator[Plot]:
             curves[f"{folder.name} · {name}" if len(data.folders) > 1 else name] = curve
     if not any(len(curve) > 1 for curve in curves.values()):
         return
-    lowest = as_list([f"{label} at step {min(c, key=lambda step: c[step].mean):,}" for label, c in curves.items()])
-    caption = f"Of the first text. Lower is better; lowest: {lowest}."
+    caption = "Of the first text. Lower is better."
     if any("far text" in label for label in curves):
         caption += " Far text: the tokens beyond the original window, which decide the best step."
     yield curve_plot("steps", "Perplexity by training step", ("optimizer step", "perplexity"), curves, caption=caption)
@@ -356,16 +315,16 @@ def step_plots(data: ReportData) -> Iterator[Plot]:
 
 def coverage_plots(data: ReportData) -> Iterator[Plot]:
     """Plot the probability that one example trains a distance (``fig:prob``)."""
-    found: dict[object, tuple[str, CoverageRecord]] = {}
+    unique: dict[object, tuple[str, CoverageRecord]] = {}
     for folder in data.folders:
         for r in folder.records:
             if isinstance(r, CoverageRecord):  # equal curves of several runs are one
-                found.setdefault((r.label, tuple(r.probability)), (folder.name, r))
-    if not found:
+                unique.setdefault((r.label, tuple(r.probability)), (folder.name, r))
+    if not unique:
         return
-    curves = [r for _, r in found.values()]
+    curves = [r for _, r in unique.values()]
     several = Counter(r.label for r in curves)
-    labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
+    labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in unique.values()]
     longest, looks = max(r.target_length for r in curves), looks_of([r.label for r in curves])
     trained = max(r.train_length for r in curves)
 
@@ -376,16 +335,16 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
             axes.plot(r.distances, p, lw=1.8, color=colour, linestyle=dash, label=named(label))
             if error.any():
                 axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
-        ticks = [n for n in canvas.powers_of_two(1, longest) if longest / 8 <= n <= longest]  # shorter ones would touch
-        axes.set_xticks([0, *ticks], ["0", *map(format_length, ticks)])
+        ticks = [longest * quarter // 4 for quarter in range(5)]
+        axes.set_xticks(ticks, ["0", *map(format_length, ticks[1:])])
         axes.set_xlabel("relative distance (tokens)")
         axes.set_xlim(0, longest)
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
     caption = (
-        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts and "
-        "self-generated text are not counted."
+        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts are not "
+        "counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     table = [
@@ -408,12 +367,6 @@ FIGURES: list[Callable[[ReportData], Iterator[Plot]]] = [
 ]
 
 
-def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
-    """Draw coverage curves into one ``.svg`` or ``.png`` file."""
-    [plot] = coverage_plots(ReportData([Folder("", list(records))]))
-    canvas.write_one(plot, path)
-
-
 def curve_plot(
     name: str,
     title: str,
@@ -425,36 +378,24 @@ def curve_plot(
     looks: Mapping[str, Look] | None = None,
     levels: Sequence[tuple[float, str, str]] = (),
     percent: bool = False,
-    near: bool = False,
 ) -> Plot:
     """Plot a line for each label over lengths or steps.
 
     ``axis`` has the names of both axes, with units. ``curves`` maps label -> x -> value; finite intervals are bands. Labels
-    of arms have the arm's look, unless ``looks`` has another. Dashed lines mark the ``original`` length in tokens and each
-    level (value, colour [text], name). ``percent`` sets an axis from 0 to 100. With ``near`` the axis covers the curves that end near the
-    lowest one; the legend has the ends of the others.
+    with a look of their own in ``LOOKS`` have it, unless ``looks`` has another. Dashed lines mark the ``original`` length in
+    tokens and each level (value, colour [text], name). ``percent`` sets an axis from 0 to 100.
     """
+    points = {label: sorted(curve.items()) for label, curve in curves.items()}
     places = sorted({x for curve in curves.values() for x in curve})
-    finite = {label: [v.mean for _, v in sorted(c.items()) if math.isfinite(v.mean)] for label, c in curves.items()}
-    ends = {label: values[-1] for label, values in finite.items() if values}
-    far = {label for label, end in ends.items() if near and end > _FAR * min(ends.values())}
-    low = min(min(values) for values in finite.values() if values)
-    high = max(max(values) for label, values in finite.items() if values and label not in far)
+    values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
     looks = looks or dict(zip(curves, looks_of(list(curves)), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
-        for label, curve in curves.items():
-            points = {x: v for x, v in sorted(curve.items()) if math.isfinite(v.mean)}
-            ending = f" (ends at {format_number(ends[label])})" if label in far else ""
-            axes.plot(
-                list(points),
-                [v.mean for v in points.values()],
-                label=named(arm_name(label) + ending),
-                **looks[label].line,
-            )
-            band = {x: v for x, v in points.items() if math.isfinite(v.low) and math.isfinite(v.high)}
-            edges = [v.low for v in band.values()], [v.high for v in band.values()]
-            axes.fill_between(list(band), *edges, color=looks[label].colour, alpha=0.15, lw=0)
+        for label, curve in points.items():
+            x, look = [x for x, _ in curve], looks[label]
+            axes.plot(x, [v.mean for _, v in curve], label=named(arm_name(label)), **look.line)
+            low, high = [v.low for _, v in curve], [v.high for _, v in curve]
+            axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
         for value, colour, name in levels:
             canvas.base_line(axes, value, colour or ink, named(name))
         canvas.length_axis(axes, places, axis[0])
@@ -462,24 +403,20 @@ def curve_plot(
         if percent:
             axes.set_ylim(-4, 104)
             canvas.percent_axis(axes.yaxis, axis[1])
-        elif low > 0 and high / low > 3 and all(value > 0 for value, *_ in levels):
-            canvas.log_axis(axes, low, high)
+        elif min(values) > 0 and max(values) / min(values) > 3 and all(value > 0 for value, *_ in levels):
+            canvas.log_axis(axes, min(values), max(values))
             axes.set_ylabel(f"{axis[1]} (log scale)")
-        if far:
-            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         canvas.mark_original(axes, original, ink)
 
     columns = ["label", axis[0], title, "low_95", "high_95"]
-    table = [[label, x, v.mean, v.low, v.high] for label, curve in curves.items() for x, v in sorted(curve.items())]
+    table = [[label, x, v.mean, v.low, v.high] for label, curve in points.items() for x, v in curve]
     return Plot(name, title, columns, table, draw, caption)
 
 
 def _smooth(values: list[float]) -> list[float]:
     """Return the unbiased moving average over a fifteenth of the curve."""
+    from scipy.signal import lfilter
+
     keep = 1 - 1 / max(1.0, len(values) / 15)
-    mean = weight = 0.0
-    smoothed = []
-    for value in values:
-        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
-        smoothed.append(mean / weight)
-    return smoothed
+    mean = lfilter([1 - keep], [1, -keep], values)
+    return list(mean / (1 - keep ** np.arange(1, len(values) + 1)))

@@ -4,7 +4,7 @@ To add a number, define its ``Measure`` and yield it in ``_numbers``, with the t
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -12,22 +12,37 @@ from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
-from skipwise.report.canvas import ARM_LOOKS, Look, looks_of
-from skipwise.report.folder import Folder
-from skipwise.report.rows import Judgement, Row, benchmarks_of, format_points, judgements, other_texts, rows_of
-from skipwise.results.scores import (
-    RulerScores,
-    Score,
-    average,
-    difference,
-    is_of_paper,
-    paired_at,
-    paper_records,
-    shared_tasks,
+from skipwise.report.canvas import LOOKS, Look, looks_of
+from skipwise.report.rows import (
+    COST_LIMIT,
+    LESS_COST,
+    Folder,
+    Judgement,
+    Row,
+    benchmarks_of,
+    format_points,
+    judge,
+    rows_of,
 )
-from skipwise.results.statistics import Interval, Z, share_difference, wilson_interval
+from skipwise.results import scores
+from skipwise.results.records import OTHER_TEXT, ReadingRecord
+from skipwise.results.scores import PAPER, RulerScores
+from skipwise.results.statistics import (
+    FEWEST_SEGMENTS,
+    Interval,
+    Sums,
+    Z,
+    difference,
+    loss,
+    share_difference,
+    wilson_interval,
+)
 
-_MOST_MODELS = 4  # with tables and figures of RULER's tasks
+# Groups of numbers in the order of the page: the head of the labels of their rows.
+GROUPS = {"perplexity": "window", "found": "prompt", "ruler": "prompt", "ruler by task": "task"}
+GROUPS |= {"differences": "prompt", "other text": "text", "paper": "task", "benchmarks": "task", "position": "position"}
+SUMMARY = ("perplexity", "found", "ruler")  # groups in the summary of a run
+TRACKED = ("perplexity", "found", "ruler by task")  # groups that trackers log
 
 
 def format_number(value: float) -> str:
@@ -56,31 +71,25 @@ def _perplexity(value: Interval, brief: bool) -> str:
     return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
 
 
-def _percent(text: str, value: Interval, brief: bool) -> str:
-    return text if brief else f"{text} [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+def _percent(form: Callable[[float], str], value: Interval, brief: bool) -> str:
+    return form(value.mean) + ("" if brief else f" [{100 * value.low:.0f}, {100 * value.high:.0f}]")
 
 
-def _share(value: Interval, brief: bool) -> str:
-    return _percent(format_share(value.mean), value, brief)
-
-
-def _score(value: Interval, brief: bool) -> str:
-    return _percent(f"{100 * value.mean:.1f}", value, brief)
+_SCORE = partial(_percent, lambda share: f"{100 * share:.1f}")
 
 
 def _mean(form: str, value: Interval, brief: bool) -> str:
     return form.format(value.mean)
 
 
-def _change(form: str, segments: int, value: Interval, brief: bool) -> str:
+def _change(form: str, value: Interval, brief: bool) -> str:
     mean, low, high = (form.format(end) for end in (value.mean, value.low, value.high))
-    span = f"{counted(segments, 'segment')}: too few for an interval" if math.isnan(value.low) else f"{low}, {high}"
-    return f"{mean} [{span}]"
+    return f"{mean} [{'too few segments' if math.isnan(value.low) else f'{low}, {high}'}]"
 
 
-def _with_standard_error(value: Interval, brief: bool) -> str:
-    error = "" if math.isnan(value.high) else f" ({(value.high - value.mean) / Z:.4f})"
-    return f"{value.mean:.4f}{error}"
+def _with_standard_error(form: str, star: str, value: Interval, brief: bool) -> str:
+    error = "" if math.isnan(value.high) else f" ({form.replace('+', '').format((value.high - value.mean) / Z)}{star})"
+    return f"{form.format(value.mean)}{error}"
 
 
 @dataclass(frozen=True)
@@ -90,20 +99,12 @@ class Measure:
     name: str  # in numbers.csv, with its unit
     group: str = ""  # of numbers with one kind of table or figure
     short: str = ""  # in the group, e.g. a task
-    factor: int = 1  # from the value to the unit of ``name``
+    factor: float = 1  # from the value to the unit of ``name``
     form: Callable[[Interval, bool], str] = lambda value, brief: str(value)  # the value, without interval if brief
     rank: int = 0  # of its rows and columns in a table
-    # Of a result on the model hub: data set, its title, type of metric, its name; fields {text}, {task}, {title}, {length}.
-    hub: tuple[str, str, str, str] | None = None
 
 
-PERPLEXITY = Measure(
-    "perplexity by sliding window",
-    "perplexity",
-    "perplexity",
-    form=_perplexity,
-    hub=("{text}", "{text}, held out", "perplexity", "perplexity, sliding windows of {length:,} tokens"),
-)
+PERPLEXITY = Measure("perplexity by sliding window", "perplexity", "perplexity", form=_perplexity)
 LOSS = Measure("loss by position, nats", "position", "loss (nats)", form=partial(_mean, "{:.3f}"))
 GAIN = Measure("gain by far text, nats", "position", "gain by far text (nats)", rank=1)
 EXCESS = Measure("loss over the base, nats", "position", "over the base (nats)", rank=2)
@@ -124,10 +125,11 @@ class Number:
     length: int | None  # tokens
     value: Interval  # NaN if undecided; its ends are NaN without an interval
     label: str = ""  # of its curve in figures
-    count: int = 0  # documents, prompts or tasks
+    count: int = 0  # documents, prompts, segments or tasks
     table: str = ""  # empty without a table
     row: str = ""
     column: str = ""
+    hub: tuple[str, str, str, str] | None = None  # on the model hub: data set, its title, type and name of the metric
 
     @property
     def cells(self) -> list[object]:
@@ -154,7 +156,7 @@ class ReportData:
     @cached_property
     def judged(self) -> list[Judgement]:
         """A judgement of each extended model."""
-        return judgements(self.rows)
+        return judge(self.rows)
 
     @cached_property
     def numbers(self) -> list[Number]:
@@ -181,8 +183,8 @@ class ReportData:
     @cached_property
     def looks(self) -> dict[str, Look]:
         """Look of each label; an evaluation's base looks like a run's original."""
-        arms = [row.arm if row.judged or row.arm in ARM_LOOKS else "original" for row in self.rows]
-        looks = dict(zip([row.label for row in self.rows], looks_of(arms), strict=True))
+        names = [row.name if row.judged or row.name in LOOKS else "original" for row in self.rows]
+        looks = dict(zip([row.label for row in self.rows], looks_of(names), strict=True))
         return {row.model: looks[row.label] for row in reversed(self.rows)} | looks
 
     @property
@@ -197,37 +199,40 @@ class ReportData:
         return bases if self.evaluated else set()
 
     @property
+    def rules(self) -> list[str]:
+        """Rules of the effective length, without repetition."""
+        return list(dict.fromkeys(judgement.effective.rule for judgement in self.judged))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of models with a high loss on other text."""
+        costs = [n for n in self.numbers if n.measure.group == "other text" and n.measure.short == "cost"]
+        rises: dict[str, list[str]] = {}
+        for n in costs:
+            if n.value.mean > COST_LIMIT:
+                rises.setdefault(n.model, []).append(f"{n.value.mean:.3f} on {n.text}")
+        several = len({n.model for n in costs}) > 1
+        return [
+            f"{f'{model}: ' if several else ''}Inside the original window the loss rises by {' and '.join(texts)} (nats per "
+            f"token), more than {COST_LIMIT}: the model reads such text worse than its base. {LESS_COST}."
+            for model, texts in rises.items()
+        ]
+
+    @property
     def original(self) -> int | None:
         """Original length in tokens, if all extended models share it."""
         lengths = {row.original for row in self.rows if row.judged}
         return lengths.pop() if len(lengths) == 1 else None
 
-    def few(self, labels: Sequence[str]) -> list[str]:
-        """Return all labels, or of many the extended models'."""
-        return list(labels) if len(self.rows) <= 4 else [label for label in labels if label in self.extended]
-
     @cached_property
     def ruler_tasks(self) -> list[str]:
         """RULER's tasks in the averages: measured at every length of every model."""
-        return shared_tasks([row.ruler for row in self.rows if row.ruler])
+        return scores.shared_tasks([row.ruler for row in self.rows if row.ruler])
 
     @cached_property
     def stand_in_tasks(self) -> set[str]:
         """RULER's tasks for which another text replaces RULER's own."""
         return {task for row in self.rows if row.ruler for task, real in row.ruler.real.items() if not real}
-
-    @cached_property
-    def ruler_models(self) -> list[str]:
-        """Bases and the first four extended models, with tables of RULER's tasks."""
-        rows = [row for row in self.rows if row.ruler]
-        first = [row for row in rows if row.judged][:_MOST_MODELS]
-        return [row.model for row in rows if row in first or not row.judged]
-
-    @property
-    def ruler_note(self) -> str:
-        """Which models have tables of RULER's tasks; empty for all."""
-        models = sum(row.judged for row in self.rows if row.ruler)
-        return f"the first {_MOST_MODELS} of {models} models; numbers.csv has all" if models > _MOST_MODELS else ""
 
     def ruler_task(self, task: str) -> str:
         """Return a RULER task's name, marked if its text is replaced."""
@@ -243,21 +248,23 @@ def _numbers(data: ReportData) -> Iterator[Number]:
     for row in data.rows:
         title = "Perplexity by sliding window (lower is better)"
         for window, value in row.perplexity.items():
-            documents = len(row.sliding[window])
-            yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, documents, title)
+            hub = row.data, f"{row.data}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens"
+            count = len(row.sliding[window])
+            yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, count, title, hub=hub)
         for task, lengths in row.found.items():
-            title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
-            hub = "skipwise/{task}", "{title}", "accuracy", "share found, prompts of {length:,} tokens"
-            measure = Measure(f"found, {task}, %", "found", task, 100, _share, hub=hub)
+            name, form = task_title(task), partial(_percent, format_share)
+            measure = Measure(f"found, {task}, %", "found", task, 100, form)
+            title = f"{name.capitalize()} found, by prompt length (higher is better)"
             for length, (hits, prompts) in lengths.items():
                 value = Interval(hits / prompts, *wilson_interval(hits, prompts))
-                yield Number(row.model, row.data, measure, length, value, row.model, prompts, title)
+                hub = f"skipwise/{task}", name, "accuracy", f"share found, prompts of {length:,} tokens"
+                yield Number(row.model, row.data, measure, length, value, row.model, prompts, title, hub=hub)
         if row.ruler:
             yield from _ruler_scores(data, row, row.ruler)
     for judgement in data.judged:
         yield from _judged(judgement, f"Loss by position: {judgement.row.label}" if data.evaluated else "")
     title = f"{data.ruler_name}, average of {counted(len(data.ruler_tasks), 'task')}"
-    measure = Measure(f"{title}, %", "ruler", "ruler", 100, _score)
+    measure = Measure(f"{title}, %", "ruler", "ruler", 100, _SCORE)
     title = f"{title} in %, by prompt length (higher is better)"
     for row in data.rows:
         for length in row.ruler.lengths if row.ruler else ():
@@ -265,32 +272,22 @@ def _numbers(data: ReportData) -> Iterator[Number]:
                 yield Number(row.model, row.data, measure, length, mean, row.model, len(data.ruler_tasks), title)
     if data.evaluated:
         yield from _differences(data)
-    for r in benchmarks_of(data.folders):
-        name = f"{r.task}, {r.fewshot}-shot, {r.metric}"
-        measure = Measure(f"benchmark {name}", "benchmarks", form=_with_standard_error)
-        title = "" if is_of_paper(r) else "Benchmarks (standard error)"
-        yield Number(r.arm, "", measure, None, _with_error(r.value, r.standard_error), "", 0, title, name, r.arm)
-    for model, scores in paper_differences(data.folders).items():
-        for task, score in scores.items():
-            measure = Measure(f"benchmark {task}, % less its base's, {'paired' if score.paired else 'not paired'}")
-            yield Number(model, "", measure, None, _with_error(score.value, score.error))
+    yield from _benchmarks(data)
     for folder in data.folders:
         yield from _other_texts(folder, f"{folder.name} · " if len(data.folders) > 1 else "")
 
 
-def _ruler_scores(data: ReportData, row: Row, scores: RulerScores) -> Iterator[Number]:
+def _ruler_scores(data: ReportData, row: Row, ruler: RulerScores) -> Iterator[Number]:
     """Yield the score of each task, for tables by length or model."""
-    name, note = data.ruler_name, f" ({data.ruler_note})" if data.ruler_note else ""
-    hub = "skipwise/ruler-{task}", f"{name}, {{task}}", "accuracy", "mean score, prompts of {length:,} tokens"
+    name = data.ruler_name
     several = sum(row.judged for row in data.rows if row.ruler) > 1
-    for task, length, _ in scores.means:
-        measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _score, hub=hub)
-        value, prompts = scores.score(task, length), len(scores.prompts[task][length])
+    for task, length, _ in ruler.means:
+        measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _SCORE)
+        value, prompts = ruler.average(length, [task]), len(ruler.prompts[task][length])
         assert value is not None
-        title = (
-            f"{name} by task at {format_length(length)} in %{note}" if several else f"{name} by task in %: {row.model}"
-        )
-        place = title if row.model in data.ruler_models else "", data.ruler_task(task), row.model if several else ""
+        title = f"{name} by task at {format_length(length)} in %" if several else f"{name} by task in %: {row.model}"
+        hub = f"skipwise/ruler-{task}", f"{name}, {task}", "accuracy", f"mean score, prompts of {length:,} tokens"
+        place = title, data.ruler_task(task), row.model if several else "", hub
         yield Number(row.model, row.data, measure, length, value, row.model, prompts, *place)
 
 
@@ -317,11 +314,8 @@ def _judged(judgement: Judgement, title: str) -> Iterator[Number]:
 
 
 def _differences(data: ReportData) -> Iterator[Number]:
-    """Yield the scores of further extended models minus the first one's.
-
-    RULER's is of the average over ``data.ruler_tasks``.
-    """
-    rows = list({row.arm: row for row in data.rows if row.judged and (row.trials or row.ruler)}.values())
+    """Yield the scores of further extended models minus the first one's; of RULER its average."""
+    rows = list({row.name: row for row in data.rows if row.judged and (row.trials or row.ruler)}.values())
     for first, row in ((rows[0], row) for row in rows[1:]):
         shares = {
             (task, length): share_difference(_hits(row, task, length), _hits(first, task, length))
@@ -330,14 +324,12 @@ def _differences(data: ReportData) -> Iterator[Number]:
         }
         if row.ruler and first.ruler:
             for length in row.ruler.lengths:
-                shares[data.ruler_name, length] = paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
+                shares[data.ruler_name, length] = scores.paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
         title = f"Difference to {first.model} on the same prompts, in points (95% interval)"
         for (task, length), value in shares.items():
-            measure = Measure(
-                f"{task}, % more than {first.model}", "differences", task, 100, lambda v, _: format_points(v)
-            )
-            place = f"{task}, {format_length(length)}"
             if value:
+                form, place = (lambda value, brief: format_points(value)), f"{task}, {format_length(length)}"
+                measure = Measure(f"{task}, % more than {first.model}", "differences", task, 100, form)
                 yield Number(row.model, "", measure, length, value, row.model, 0, title, place, row.model)
 
 
@@ -345,23 +337,74 @@ def _hits(row: Row, task: str, length: int) -> dict[int, bool]:
     return {number: trial.hit for number, trial in row.trials.get(task, {}).get(length, {}).items()}
 
 
+def _benchmarks(data: ReportData) -> Iterator[Number]:
+    """Yield benchmark scores; of the paper's benchmarks also averages and differences to bases."""
+    records = benchmarks_of(data.folders)
+    for r in records:
+        if not scores.is_of_paper(r):
+            name, form = f"{r.task}, {r.fewshot}-shot, {r.metric}", partial(_with_standard_error, "{:.4f}", "")
+            value, place = _with_error(r.value, r.standard_error), ("Benchmarks (standard error)", name, r.arm)
+            yield Number(r.arm, "", Measure(f"benchmark {name}", "benchmarks", form=form), None, value, "", 0, *place)
+    paper = scores.paper_records(records)
+    limits = sorted({r.limit for own in paper.values() for r in own.values() if r.limit})
+    title = "The paper's benchmarks (its Table 3) in % (standard error; * other questions)"
+    title += f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
+    bases = {m["label"]: str(m.get("base") or "") for folder in data.folders for m in folder.models}
+    columns: list[tuple[str, str, dict[str, scores.Score]]] = []
+    for model in sorted(paper, key=lambda model: model not in bases.values()):
+        own, theirs = paper[model], paper.get(bases.get(model, ""), {})
+        columns.append((model, model, {task: scores.score(own[task]) for task in own}))
+        changes = {task: scores.difference(own[task], theirs[task]) for task in own if task in theirs}
+        columns.append((model, f"{model} less its base", changes))
+    for model, column, results in columns:
+        if mean := scores.average(results):
+            results["average"] = mean
+        for task in filter(results.__contains__, (*PAPER, "average")):
+            row, name, result = task, task, results[task]
+            if how := PAPER.get(task):
+                row, name = f"{how.title}, {how.fewshot}-shot", f"{task}, {how.fewshot}-shot, {how.metric}"
+            if result.paired is None:
+                form = partial(_with_standard_error, "{:.2f}", "")
+                measure = Measure(f"benchmark {name}", "paper", "score", 0.01, form)
+            else:
+                form = partial(_with_standard_error, "{:+.2f}", "" if result.paired else "*")
+                name = f"{task}, % less its base's, {'paired' if result.paired else 'not paired'}"
+                measure = Measure(f"benchmark {name}", "paper", "difference", form=form)
+            yield Number(model, "", measure, None, _with_error(result.value, result.error), "", 0, title, row, column)
+
+
 def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
-    names = {"loss (nats)": ("loss", "cost"), "accuracy (%)": ("next-token accuracy", "change of next-token accuracy")}
-    for rank, text in ((list(names).index(text.measure), text) for text in other_texts(folder)):
-        (mean, change), unit = names[text.measure], ("nats", "%")[rank]
-        where, form = f"on other text, {unit} inside the original window", ("{:.3f}", "{:.2f}")[rank]
-        level = Measure(f"{mean} {where}", "other text", form=partial(_mean, form), rank=rank)
+    """Yield loss and accuracy on other text, of extended models and of their bases on the same segments."""
+    read: dict[str, dict[str, dict[int, ReadingRecord]]] = {}  # by model, kind of text and first token
+    for r in folder.records:
+        if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
+            read.setdefault(r.arm, {}).setdefault(r.document, {})[r.begin] = r
+    bases = {model: folder.base_of(model) for model in read}
+    extended = [model for model, base in bases.items() if base or (folder.models and model not in bases.values())]
+    measures: list[tuple[Sums, int, str, str, str, str]] = [
+        ("nll", 1, "nats", "{:.3f}", "loss", "cost"),
+        ("hits", 100, "%", "{:.2f}", "next-token accuracy", "change of next-token accuracy"),
+    ]
+    for name, kind in [(model, kind) for model in extended for kind in read[model]]:
+        own, base = read[name][kind], bases[name]
+        theirs = read.get(base, {}).get(kind, {}) if base else own
+        ours, others = ([side[begin] for begin in sorted(own.keys() & theirs.keys())] for side in (own, theirs))
         title = f"Short ability: other text inside the original window{f' ({folder.name})' if run else ''}"
-        title, row = title + (f": {arm_name(text.arm)}" if folder.models else ""), f"{text.kind}, {text.measure}"
-        model, base = f"{run}{arm_name(text.arm)}", f"{run}{folder.base_of(text.arm)}"
-        if text.base is not None:
-            yield Number(base, text.kind, level, text.tokens, _exact(text.base), "", 0, title, row, "base")
-        column = "extended" if text.change else "model"
-        yield Number(model, text.kind, level, text.tokens, _exact(text.own), "", 0, title, row, column)
-        if text.change:
-            signed = partial(_change, form.replace(":", ":+"), text.segments)
-            measure = Measure(f"{change} {where}", "other text", form=signed, rank=rank)
-            yield Number(model, text.kind, measure, text.tokens, text.change, "", 0, title, row, "difference")
+        title += f": {arm_name(name)}" if folder.models else ""
+        for rank, (sums, factor, unit, form, level, change) in enumerate(measures):
+            if not (gap := difference(ours, others, sums=sums, by_segment=True)):
+                break
+            gap = gap if len(ours) >= FEWEST_SEGMENTS else _exact(gap.mean)
+            means = [_exact(loss(side, sums=sums).mean) for side in (others, ours)]
+            mean, signed = partial(_mean, form), partial(_change, form.replace(":", ":+"))
+            columns = [(base, "base", level, means[0], mean), (name, "extended", level, means[1], mean)]
+            columns += [(name, "difference", change, gap, signed)]
+            for model, column, what, value, write in columns if base else [(name, "model", level, means[1], mean)]:
+                where = f"{what} on other text, {unit} inside the original window"
+                measure = Measure(where, "other text", what, form=write, rank=rank)
+                place = len(ours), title, f"{kind}, {'accuracy' if rank else 'loss'} ({unit})", column
+                value = value.times(factor)
+                yield Number(f"{run}{arm_name(model)}", kind, measure, ours[0].window, value, "", *place)
 
 
 def _exact(value: float) -> Interval:
@@ -370,20 +413,3 @@ def _exact(value: float) -> Interval:
 
 def _with_error(value: float, error: float | None) -> Interval:
     return _exact(value) if error is None else Interval(value, value - Z * error, value + Z * error)
-
-
-def with_average(scores: Mapping[str, Score]) -> dict[str, Score]:
-    """Add the average of the paper's benchmarks, if all six are there."""
-    mean = average(scores)
-    return {**scores, "average": mean} if mean else dict(scores)
-
-
-def paper_differences(folders: Sequence[Folder]) -> dict[str, dict[str, Score]]:
-    """Return each model's paper scores minus its base's, by task."""
-    found = paper_records(benchmarks_of(folders))
-    bases = {m["label"]: found.get(str(m.get("base") or ""), {}) for folder in folders for m in folder.models}
-    differences = {
-        model: {task: difference(own[task], bases[model][task]) for task in own if task in bases.get(model, {})}
-        for model, own in found.items()
-    }
-    return {model: with_average(scores) for model, scores in differences.items() if scores}

@@ -1,31 +1,143 @@
-"""Write figures, ``numbers.csv`` and one HTML page of runs or of an evaluation, from their records alone."""
+"""Numbers -> tables for the page, the terminal and Markdown; the HTML page of runs or of an evaluation."""
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+import html
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from skipwise.errors import RunError, counted
-from skipwise.report.canvas import Figure
+from skipwise.errors import RunError
+from skipwise.method.lengths import format_length
 from skipwise.report.figures import draw_figures
-from skipwise.report.folder import Folder, read_folder
-from skipwise.report.numbers import ReportData, paper_differences
-from skipwise.report.rows import benchmarks_of, other_text_warning, other_texts
-from skipwise.report.tables import tables_of
+from skipwise.report.numbers import GROUPS, SUMMARY, Number, ReportData
+from skipwise.report.rows import Folder, benchmarks_of, read_folder
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS
 
+_MOST_COLUMNS = 10  # of numbers, in 80 columns of text
 _MARK = b'<meta name="generator" content="skipwise">'  # of our pages, which may be replaced
-_MEANING = {
-    "probe": "Before training, the text of one chunk was changed. Forward: the smallest change of a later chunk's logits, above "
-    "0 because chunks attend to each other. Backward: the largest change of an earlier chunk's logits, 0 because no token "
-    "attends to a later one."
-}
 _SECTIONS = ("model", "training", "data", "probe", "machine", "versions")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    title: str
+    group: str  # of its numbers: a short name for the heads of joined tables
+    head: list[str]  # of each column; the first is of the rows' labels
+    rows: list[list[str]]  # cells, the label first
+    strong: Collection[str] = ()  # labels of highlighted rows
+
+
+def tables_of(data: ReportData, groups: Iterable[str] = GROUPS, *, brief: bool = False) -> list[Table]:
+    """Return the tables of groups of numbers; ``brief`` tables have no intervals."""
+    tables = []
+    for group in groups:
+        numbers = [number for number in data.numbers if number.measure.group == group and number.table]
+        titles = dict.fromkeys(number.table for number in numbers)
+        tables += [_table(data, [number for number in numbers if number.table == title], brief) for title in titles]
+    return tables
+
+
+def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
+    """Arrange the numbers of one table by row and column."""
+    group = numbers[0].measure.group
+    cells: dict[tuple[Any, Any], Number] = {(n.row or n.label, n.column or n.length): n for n in numbers}
+    places = sorted(cells, key=lambda place: cells[place].measure.rank)
+    labels, columns = (list(dict.fromkeys(place[side] for place in places)) for side in (0, 1))
+    if all(isinstance(column, int) for column in columns):
+        columns.sort()
+    brief &= group != "found" or len(columns) > 4 or not data.evaluated
+
+    def write(number: Number | None) -> str:
+        return number.measure.form(number.value, brief) if number else "–"
+
+    rows = [[label, *(write(cells.get((label, column))) for column in columns)] for label in labels]
+    head = [GROUPS[group], *(format_length(column) if isinstance(column, int) else str(column) for column in columns)]
+    if group not in SUMMARY:
+        return Table(numbers[0].table, group, head, rows)
+    strong = data.extended if not data.extended.issuperset(labels) else set()
+    return Table(numbers[0].table, numbers[0].measure.short, head, rows, strong)
+
+
+def rich_table(table: Table) -> RenderableType:
+    """Return a table for the terminal, below its title."""
+    grid = RichTable(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(table.head):
+        grid.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in table.rows:
+        grid.add_row(*map(Text, row), style="bold" if row[0] in table.strong else None)
+    return Group(Text(table.title), grid) if table.title else grid
+
+
+def summary_table(folder: Folder) -> RenderableType:
+    """Return a run's results for the terminal, in 80 columns."""
+    data = ReportData([folder])
+    tables = tables_of(data, SUMMARY, brief=True)
+    if sum(len(table.head) - 1 for table in tables) <= _MOST_COLUMNS:
+        tables = [_joined(tables, "\n")]
+    parts = [rich_table(table) for table in tables]
+    for table in tables_of(data, ("other text",)):
+        parts += [Text(""), rich_table(table)]
+    parts += [Text(warning, style="yellow") for warning in data.warnings]
+    return Group(*parts)
+
+
+def summary_markdown(data: ReportData) -> str:
+    """Return a run's results as a Markdown table, or empty."""
+    table = _joined(tables_of(data, SUMMARY, brief=True), " ")
+    if not table.rows:
+        return ""
+    return markdown_table(table.head, [[plain(row[0]), *row[1:]] for row in table.rows]) + "\n"
+
+
+def _joined(tables: Sequence[Table], separator: str) -> Table:
+    """Join tables side by side, with their groups in the heads."""
+    head, strong = [f"{separator.strip(' ')}arm"], {label for table in tables for label in table.strong}
+    cells: dict[str, dict[int, str]] = {}
+    for table in tables:
+        for number, column in enumerate(table.head[1:], 1):
+            for row in table.rows:
+                cells.setdefault(row[0], {})[len(head)] = row[number]
+            head.append(f"{table.group if number == 1 or separator == ' ' else ''}{separator}{column}")
+    rows = [[label, *(row.get(place, "–") for place in range(1, len(head)))] for label, row in cells.items()]
+    return Table("", "", head, rows, strong)
+
+
+def evaluation_summary(folder: Folder) -> RenderableType:
+    """Return the page of an evaluation for the terminal."""
+    data, parts = ReportData([folder]), list[RenderableType]()
+    if folder.unfinished:
+        parts.append(Text(folder.unfinished, style="yellow"))
+    for judgement in data.judged:
+        parts.append(Text(f"{judgement.row.label}: {judgement.headline}", style="bold"))
+        parts += map(Text, judgement.sentences)
+        if judgement.cost and judgement.cost.warning:
+            parts.append(Text(judgement.cost.warning, style="yellow"))
+    parts += [Text(rule, style="dim") for rule in data.rules]
+    for table in tables_of(data, brief=True):
+        parts += [Text(""), rich_table(table)]
+    parts += [Text(warning, style="yellow") for warning in data.warnings]
+    return Group(*parts)
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table with ``left`` left-aligned columns."""
+    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def plain(text: str) -> str:
+    """Escape HTML, links and bars in a text for Markdown."""
+    return html.escape(text, quote=False).replace("|", "\\|").replace("[", "&#91;")
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -52,12 +164,23 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     figures = draw_figures(data, page.parent / "figures")
     head = ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     write_csv(page.parent / "numbers.csv", [head, *(number.cells for number in data.numbers)])
-    write_text(page, _html(data, figures))
+    text = render(
+        "report.html.j2",
+        data=data,
+        folders=data.folders,
+        title=_title(data),
+        judged=data.judged,
+        tables=tables_of(data),
+        conditions=_conditions(data),
+        figures=[(figure, Markup(figure.svg)) for figure in figures],
+        facts=_facts(data.folders),
+    )
+    write_text(page, text)
     return page
 
 
-def _html(data: ReportData, figures: Sequence[Figure]) -> str:
-    folders = data.folders
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of ``assets``; a missing value is an error."""
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
         autoescape=True,
@@ -65,22 +188,7 @@ def _html(data: ReportData, figures: Sequence[Figure]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    warnings = {folder.name: other_text_warning(folder) for folder in folders}
-    return environment.get_template("report.html.j2").render(
-        folders=folders,
-        title=_title(data),
-        unfinished=[folder.unfinished for folder in folders if folder.unfinished],
-        judged=data.judged,
-        warnings=[f"{name}: {text}" if len(folders) > 1 else text for name, text in warnings.items() if text],
-        rules=list(dict.fromkeys(one.effective.rule for one in data.judged)),
-        tables=tables_of(data),
-        colours={label: look.colour for label, look in data.looks.items()},
-        conditions=_conditions(data),
-        figures=[(figure, Markup(figure.svg)) for figure in figures],
-        facts=_facts(folders),
-        meaning=_MEANING,
-        commands=[(folder.name, command) for folder in folders if (command := folder.info.get("command"))],
-    )
+    return environment.get_template(template).render(**values)
 
 
 def _title(data: ReportData) -> str:
@@ -100,54 +208,45 @@ def _conditions(data: ReportData) -> list[str]:
     records = [record for folder in data.folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]
-    ruler = [r for r in records if isinstance(r, RulerRecord)]
+    numbers: dict[str, list[Number]] = {}
+    for number in data.numbers:
+        numbers.setdefault(number.measure.group, []).append(number)
+    counts = {group: _span({number.count for number in members}) for group, members in numbers.items()}
     parts = []
     if readings:
-        documents = len({(r.data, r.document) for r in readings})
         parts.append(
-            f"Perplexity: {counted(documents, 'document')} of {' and '.join(sorted({r.data for r in readings}))}, "
-            f"{_span([r.tokens + 1 for r in readings])} tokens of each. Every token but the first is scored once; stride "
-            f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
+            f"Perplexity on {' and '.join(sorted({r.data for r in readings}))} (documents: {counts['perplexity']}; tokens of "
+            f"each: {_span({r.tokens + 1 for r in readings})}; stride: {_span({r.stride for r in readings})}): every token but "
+            "the first is scored once. Intervals: 95%, Student's t over documents."
         )
     if trials:
         parts.append(
-            f"Retrieval: {_prompts(data.folders, TrialRecord)} of each length, at "
-            f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be right. "
-            f"Seed {', '.join(map(str, sorted({r.seed for r in trials})))}. Intervals: 95%, Wilson."
+            f"Retrieval (prompts of each length: {counts['found']}; depths: {' and '.join(sorted({r.depths for r in trials}))}; "
+            f"seed: {_span({r.seed for r in trials})}): answered greedily; all five digits must be right. Intervals: 95%, Wilson."
         )
-    if ruler:
+    if "ruler by task" in numbers:
         parts.append(
-            f"RULER: {_prompts(data.folders, RulerRecord)} of each task and length, answered greedily and scored by RULER's "
-            "rule; prompt and answer fit the length. Intervals: 95%, Wilson."
+            f"RULER (prompts of each task and length: {counts['ruler by task']}): answered greedily and scored by RULER's rule; "
+            "prompt and answer fit the length. Intervals: 95%, Wilson."
         )
     if data.stand_in_tasks:
         parts.append(
             "In tasks marked (style) a text that ships with skipwise replaces RULER's essays; their scores do not compare with "
             "published ones."
         )
-    if others := [text for folder in data.folders for text in other_texts(folder)]:
+    if other := numbers.get("other text"):
         parts.append(
-            f"Other text: documents that ship with skipwise, {_span([text.segments for text in others])} segments of each, "
-            f"{_span([text.tokens for text in others])} tokens long. Intervals: 95%, Student's t over segments, from "
+            f"Other text, which ships with skipwise (segments of each: {counts['other text']}; tokens of a segment: "
+            f"{_span({number.length or 0 for number in other})}): intervals of 95% by Student's t over segments, from "
             f"{FEWEST_SEGMENTS} segments on."
         )
-    errors = {score.paired for scores in paper_differences(data.folders).values() for score in scores.values()}
-    if True in errors:
+    if "difference" in data.shorts("paper"):
         parts.append(
-            "The standard error of a benchmark's difference is over the questions that both models answered, paired."
+            "The standard error of a benchmark's difference is over the questions that both models answered, paired. With a * "
+            "the questions differ or are unknown: the error is that of two independent models."
         )
-    if False in errors:
-        parts.append("With a * the questions differ or are unknown: the error is that of two independent models.")
-    if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind}):
-        parts.append(f"Precision: {' and '.join(precisions)}.")
-    return parts
-
-
-def _prompts(folders: Sequence[Folder], kind: type[TrialRecord] | type[RulerRecord]) -> str:
-    """Return the number of prompts of each model, task and length."""
-    prompts = {(f.name, r.arm, r.task, r.length, r.trial) for f in folders for r in f.records if isinstance(r, kind)}
-    counts = Counter(prompt[:-1] for prompt in prompts).values()
-    return f"{_span(counts)} prompt{'s' if max(counts) > 1 else ''}"
+    precisions = {r.precision for r in records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)}
+    return [*parts, f"Precision: {' and '.join(sorted(precisions))}."] if precisions else parts
 
 
 def _span(values: Collection[int]) -> str:
@@ -179,14 +278,10 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
 def _value(value: Any) -> str:
     """Format a value of run.json."""
     match value:
-        case None:
-            return "–"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        case None | bool():
+            return {None: "–", True: "yes", False: "no"}[value]
+        case int() | float():
+            return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
         case list():
             return ", ".join(map(_value, value))
         case dict():

@@ -1,4 +1,4 @@
-"""Records -> rows (one model on one text), and a judgement of each extended model."""
+"""Read a folder of ``extend`` or ``evaluate``: a row for each model and text, a judgement of each extended model."""
 
 import math
 from collections import Counter, defaultdict
@@ -6,10 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+from skipwise.errors import RunError
 from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
-from skipwise.report.folder import Folder
-from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
+from skipwise.results.records import (
+    OTHER_TEXT,
+    BenchmarkRecord,
+    ReadingRecord,
+    Record,
+    RulerRecord,
+    TrialRecord,
+    read_records,
+)
+from skipwise.results.run_folder import RunFolder
 from skipwise.results.scores import (
     EffectiveLength,
     RulerLength,
@@ -19,11 +30,100 @@ from skipwise.results.scores import (
     ruler_length,
     scores_of,
 )
-from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
+from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
-_LESS_COST = "Lower training.learning_rate, or train on such text too"
-_OTHER_TEXT_MEASURES: list[tuple[str, Sums, int]] = [("loss (nats)", "nll", 1), ("accuracy (%)", "hits", 100)]
+LESS_COST = "Lower training.learning_rate, or train on such text too"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The records and the facts of one run or evaluation."""
+
+    name: str  # in reports of several folders
+    records: Sequence[Record]
+    info: Mapping[str, Any] = field(default_factory=dict)  # ``run.json``; every key may be missing
+    recipe: str = ""  # ``recipe.yaml``; empty for an evaluation
+
+    @property
+    def models(self) -> list[Mapping[str, Any]]:
+        """Models of an evaluation, bases included; empty for a run."""
+        models: list[Mapping[str, Any]] = self.info.get("evaluation", {}).get("models", [])
+        return models
+
+    def model(self, label: str) -> Mapping[str, Any] | None:
+        """Return the facts of an evaluated model; None for a run."""
+        return next((model for model in self.models if model["label"] == label), None)
+
+    def base_of(self, label: str) -> str:
+        """Return the label of a model's base, or empty."""
+        if model := self.model(label):
+            return str(model.get("base") or "")
+        return "" if label == "original" else "original"
+
+    def length(self, key: str, label: str) -> int | None:
+        """Return the ``original`` or ``target`` length in tokens, or None."""
+        facts = self.model(label) or self.info.get("model", {})
+        length: int | None = facts.get(key, facts.get(f"{key}_length"))
+        return length
+
+    @property
+    def unfinished(self) -> str:
+        """Sentence on missing records of an evaluation; empty if it is complete."""
+        planned = self.info.get("records")
+        made = len({r.key for r in self.records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)})
+        if not isinstance(planned, int) or made >= planned:
+            return ""
+        return (
+            f"Unfinished: {made:,} of {planned:,} records. Prompts are not answered in the order of their depths, so the "
+            "numbers of a part mislead. Run the same skipwise evaluate again; with shards, measure the missing ones and merge "
+            "all into a new folder."
+        )
+
+
+def read_folder(folder: Path, name: str | None = None) -> Folder:
+    """Read a run or an evaluation.
+
+    Raises:
+        RunError: the folder has no results, or a file of it is damaged.
+    """
+    records = read_records(folder / "results.jsonl")
+    if not records:
+        raise RunError(
+            f"{folder} has no results.jsonl; give the folder of a run or an evaluation, or finish it: extend with --resume, "
+            "evaluate by the same command"
+        )
+    run = RunFolder(folder)
+    info = run.read()
+    recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""
+    return Folder(name or folder.name, [record for record in records if _is_current(info, record)], info, recipe)
+
+
+def _is_current(info: Mapping[str, Any], record: Record) -> bool:
+    """Return whether a run still measures a record.
+
+    A resumed run may have fewer windows, documents, tasks or prompts than before, another stride or another length of its
+    documents. All records of an evaluation are current.
+    """
+    settings = info.get("evaluation", {})
+    if "models" in settings:
+        return True
+    match record:
+        case ReadingRecord(data=data) if data == OTHER_TEXT:
+            return bool(settings.get("other", True))
+        case TrialRecord() | RulerRecord() if {"prompt_lengths", "trials"} <= settings.keys():
+            task = record.task in settings.get("tasks", [record.task])
+            return task and record.length in settings["prompt_lengths"] and record.trial < settings["trials"]
+        case ReadingRecord(mode="sliding", step=None) if isinstance(settings.get("documents"), dict):
+            own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
+            window = "windows" not in settings or record.window in [*settings["windows"], *own]
+            stride = record.stride == settings.get("strides", {}).get(str(record.window), record.stride)
+            documents = settings["documents"].get(record.data, [])
+            tokens = dict(zip(documents, settings.get("tokens", {}).get(record.data, []), strict=False))
+            document = record.document in documents
+            return window and stride and document and record.edges[-1] == tokens.get(record.document, record.edges[-1])
+        case _:
+            return True
 
 
 @dataclass
@@ -31,11 +131,11 @@ class Row:
     """The results of one model on one text; lengths are in tokens."""
 
     run: str  # name of the folder; empty if the report has only one
-    arm: str  # label of the model in the records
+    name: str  # label of the model in the records
     data: str  # name of the text
     model: str  # name of the model in tables
     text: str  # name of the text in tables; empty if the model reads only one
-    base: str  # arm of the base; empty without one
+    base: str  # label of the base; empty without one
     judged: bool  # the model is extended
     original: int | None
     target: int | None
@@ -118,7 +218,7 @@ class Cost:
             return ""
         return (
             f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it reads "
-            f"short texts worse than its base. {_LESS_COST}, or take another interpolation."
+            f"short texts worse than its base. {LESS_COST}, or take another interpolation."
         )
 
 
@@ -141,22 +241,17 @@ class Judgement:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences below the headline: the next length, RULER, the cost."""
-        cost = self.cost.sentence(self.base) if self.cost else ""
-        if self.row.sliding and not cost:
-            cost = "What the extension cost is not known, because no base was read with it."
-        return [text for text in (self.effective.next, self.ruler_sentence, cost) if text]
-
-    @property
-    def ruler_sentence(self) -> str:
-        """Length by RULER's rule and score against the base, or empty."""
-        parts = [self.ruler.text] if self.ruler else []
+        """Sentences below the headline: the next length, RULER's rule and score against the base, the cost."""
+        ruler = [self.ruler.text] if self.ruler else []
         if self.ruler_difference:
             length, change = self.ruler_difference
-            parts.append(
+            ruler.append(
                 f"On the same prompts of {length:,} tokens it scores {format_points(change)} points against {self.base}."
             )
-        return " ".join(parts)
+        cost = self.cost.sentence(self.base) if self.cost else ""
+        if self.row.sliding and not cost:
+            cost = "The cost of the extension is unknown, because its base was not measured."
+        return [text for text in (self.effective.next, " ".join(ruler), cost) if text]
 
 
 def format_points(share: Interval) -> str:
@@ -170,47 +265,44 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
 
     A repeated measurement replaces the older one. A baseline with equal results in several runs is one row.
     """
-    rows: dict[tuple[str, str, str], Row] = {}
+    rows: list[Row] = []
     paths = {r.data for folder in folders for r in folder.records if isinstance(r, ReadingRecord)}
     last = {path: path.rstrip("/").rpartition("/")[2] or path for path in paths}
     names = {path: name if list(last.values()).count(name) == 1 else path for path, name in last.items()}
+    rank = {name: i for i, name in enumerate(ARM_NAMES)}
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
+        by_text: dict[tuple[str, str], Row] = {}  # and by model
         readings = [
             r for r in folder.records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
         ]
-        texts = {r.data for r in readings}
+        several = len({r.data for r in readings}) > 1
         for r in readings:
-            key = (folder.name, r.arm, r.data)
-            row = rows.setdefault(key, _row(folder, run, r.arm, r.data, names[r.data] if len(texts) > 1 else ""))
+            row = by_text.setdefault(
+                (r.arm, r.data), _row(folder, run, r.arm, r.data, names[r.data] if several else "")
+            )
             row.sliding.setdefault(r.window, {})[r.document] = r
-
-        def prompts_of(arm: str, folder: Folder = folder, run: str = run) -> Row:
-            """Return the first row of a model, which has its prompts."""
-            first = next((row for key, row in rows.items() if key[:2] == (folder.name, arm)), None)
-            return first or rows.setdefault((folder.name, arm, ""), _row(folder, run, arm))
-
-        for t in (r for r in folder.records if isinstance(r, TrialRecord)):
-            prompts_of(t.arm).trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
-        for scores in scores_of(r for r in folder.records if isinstance(r, RulerRecord)):
-            prompts_of(scores.arm).ruler = scores
-    for row in rows.values():
-        row.trials = {task: dict(sorted(row.trials[task].items())) for task in row.trials}
-    order = {folder.name: i for i, folder in enumerate(folders)}
-    rank = {arm: i for i, arm in enumerate(ARM_NAMES)}
-
-    def place(row: Row) -> tuple[bool, int, int]:
-        return row.arm not in BASELINES, order.get(row.run, 0), rank.get(row.arm, len(rank))
-
-    return _merged_baselines(sorted(rows.values(), key=place))
+        first = {row.name: row for row in reversed(by_text.values())}  # row of a model that has its prompts
+        trials = [r for r in folder.records if isinstance(r, TrialRecord)]
+        scores = {s.arm: s for s in scores_of(r for r in folder.records if isinstance(r, RulerRecord))}
+        for name in dict.fromkeys([*(t.arm for t in trials), *scores]):
+            if name not in first:
+                first[name] = by_text[name, ""] = _row(folder, run, name)
+            first[name].ruler = scores.get(name)
+        for t in trials:
+            first[t.arm].trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
+        for row in first.values():
+            row.trials = {task: dict(sorted(lengths.items())) for task, lengths in row.trials.items()}
+        rows += sorted(by_text.values(), key=lambda row: rank.get(row.name, len(rank)))
+    return _merged_baselines(sorted(rows, key=lambda row: row.name not in BASELINES))
 
 
-def _row(folder: Folder, run: str, arm: str, data: str = "", text: str = "") -> Row:
-    facts = folder.model(arm)
-    judged = not facts.get("control", False) if facts else arm not in BASELINES
-    model = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
-    lengths = folder.length("original", arm), folder.length("target", arm)
-    return Row(run, arm, data, model, text, folder.base_of(arm), judged, *lengths)
+def _row(folder: Folder, run: str, name: str, data: str = "", text: str = "") -> Row:
+    facts = folder.model(name)
+    judged = not facts.get("control", False) if facts else name not in BASELINES
+    model = f"{run} · {arm_name(name)}" if run else arm_name(name)
+    lengths = folder.length("original", name), folder.length("target", name)
+    return Row(run, name, data, model, text, folder.base_of(name), judged, *lengths)
 
 
 def _merged_baselines(rows: list[Row]) -> list[Row]:
@@ -219,8 +311,8 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
         scores = tuple((w, round(p.mean, 9)) for w, p in row.perplexity.items())
         hits = tuple((task, *lengths.items()) for task, lengths in row.found.items())
         ruler = row.ruler.means if row.ruler else ()
-        same = (scores, hits, ruler) if row.arm in BASELINES else row.run
-        merged.setdefault((row.arm, row.data, same), []).append(row)
+        same = (scores, hits, ruler) if row.name in BASELINES else row.run
+        merged.setdefault((row.name, row.data, same), []).append(row)
     different = Counter(key[:2] for key in merged)
     for key, group in merged.items():
         group[0].runs = {row.run for row in group}
@@ -229,15 +321,16 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
     return [group[0] for group in merged.values()]
 
 
-def judgements(rows: Sequence[Row]) -> list[Judgement]:
+def judge(rows: Sequence[Row]) -> list[Judgement]:
     """Judge every extended model on its first text."""
     judged: dict[tuple[str, str], Judgement] = {}
     for row in rows:
-        if row.judged and (row.run, row.arm) not in judged:
-            bases = [r for r in rows if r.arm == row.base and r.data == row.data]
-            own = [r for r in bases if row.run in r.runs]
-            only = bases if len(bases) == 1 else []  # another run's, if this run did not measure the base
-            judged[row.run, row.arm] = _judge(row, next(iter(own or only), None))
+        if row.judged and (row.run, row.name) not in judged:
+            bases = [r for r in rows if r.name == row.base and r.data == row.data]
+            bases = [r for r in bases if row.run in r.runs] or bases[
+                : len(bases) == 1
+            ]  # else another run's, if only one
+            judged[row.run, row.name] = _judge(row, bases[0] if bases else None)
     return list(judged.values())
 
 
@@ -290,62 +383,6 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
     ]
 
 
-@dataclass(frozen=True)
-class OtherText:
-    """One measure on one kind of other text, inside the original window."""
-
-    arm: str
-    kind: str
-    measure: str  # "loss (nats)" or "accuracy (%)"
-    own: float
-    base: float | None  # on the same segments
-    change: Interval | None  # its ends are NaN with too few segments
-    segments: int
-    tokens: int  # of each segment
-
-
-def other_texts(folder: Folder) -> list[OtherText]:
-    """Compare extended models with their bases on shared segments of other text."""
-    read: dict[str, dict[str, dict[int, ReadingRecord]]] = {}  # by arm, kind and first token
-    for r in folder.records:
-        if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
-            read.setdefault(r.arm, {}).setdefault(r.document, {})[r.begin] = r
-    bases = {arm: folder.base_of(arm) for arm in read}
-    extended = [arm for arm, base in bases.items() if base or (folder.models and arm not in bases.values())]
-    found = []
-    for arm, kind in [(name, kind) for name in extended for kind in read[name]]:
-        own, theirs = read[arm][kind], read.get(bases[arm], {}).get(kind, {}) if bases[arm] else read[arm][kind]
-        shared = sorted(own.keys() & theirs.keys())
-        ours, base = [own[begin] for begin in shared], [theirs[begin] for begin in shared]
-        for measure, sums, unit in _OTHER_TEXT_MEASURES if difference(ours, base) else ():
-            means = loss(ours, sums=sums).mean * unit, loss(base, sums=sums).mean * unit
-            change = difference(ours, base, sums=sums, by_segment=True)
-            assert change is not None
-            change = change.times(unit)
-            if len(shared) < FEWEST_SEGMENTS:
-                change = Interval(change.mean, math.nan, math.nan)
-            if bases[arm]:
-                found.append(OtherText(arm, kind, measure, *means, change, len(shared), ours[0].window))
-            else:
-                found.append(OtherText(arm, kind, measure, means[0], None, None, len(shared), ours[0].window))
-    return found
-
-
-def other_text_warning(folder: Folder) -> str:
-    """Return a warning of high loss on other text, or empty."""
-    losses = [text for text in other_texts(folder) if text.measure == _OTHER_TEXT_MEASURES[0][0]]
-    high: dict[str, list[str]] = {}
-    for text in losses:
-        if text.change and text.change.mean > COST_LIMIT:
-            high.setdefault(text.arm, []).append(f"{text.change.mean:.3f} on {text.kind}")
-    named = len({text.arm for text in losses}) > 1
-    return " ".join(
-        f"{f'{arm_name(arm)}: ' if named else ''}Inside the original window the loss rises by {' and '.join(rises)} (nats "
-        f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. {_LESS_COST}."
-        for arm, rises in high.items()
-    )
-
-
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
     """Return the record with most questions of each model, task and metric."""
     kept: dict[tuple[str, str, int, str], BenchmarkRecord] = {}
@@ -370,8 +407,7 @@ def perplexity_by_step(folder: Folder) -> dict[tuple[str, int], dict[int, Interv
             read[record.mode, record.window][record.step][record.key] = record
     curves = {}
     for (mode, window), steps in read.items():
-        arm = next(record.arm for records in steps.values() for record in records.values())
-        begin = folder.length("original", arm) or 0 if mode == "segment" else 0
+        begin = folder.info.get("model", {}).get("original_length", 0) if mode == "segment" else 0
         complete = max(len(records) for records in steps.values())
         curves[mode, window] = {
             step: loss(list(records.values()), begin).exp()

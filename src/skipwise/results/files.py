@@ -144,29 +144,19 @@ def fresh_folder(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-def require_free(path: Path) -> None:
-    """Require that nothing exists at ``path``.
-
-    Raises:
-        RunError: something does.
-    """
-    if os.path.lexists(path):
-        raise RunError(f"{path} exists and is not overwritten; give another folder")
-
-
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Write a new folder whole: the one given here takes its name at the end of the context.
+    """Write a new folder whole; it takes its name at the context's end.
 
     Raises:
         RunError: ``path`` exists, or another process is writing it.
     """
-    require_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = path.with_name(f".{path.name}.partial"), FileLock(path.with_name(f".{path.name}.lock"))
     acquire(lock, path)
     try:
-        require_free(path)  # another process may have finished it before the lock
+        if os.path.lexists(path):
+            raise RunError(f"{path} exists and is not overwritten; give another folder")
         fresh_folder(partial)
         yield partial
         partial.rename(path)

@@ -58,7 +58,7 @@ class TrainingRecord(_Typed):
 
 @dataclass(frozen=True)
 class ReadingRecord(Measured):
-    """The loss of one model on one document, or on the segment of it that starts at ``begin``."""
+    """The loss of a model on a document, or on its segment at ``begin``."""
 
     kind: ClassVar[str] = "reading"
     ANSWER: ClassVar[tuple[str, ...]] = ("nll", "hits", "seconds")
@@ -202,73 +202,52 @@ class CostRecord(_Typed):
 
 Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord | CostRecord
 _ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
-_BEGINNING = b'{"kind": "'  # of every line
 
 
 def append_record(path: Path, *records: Any) -> None:
-    """Append records to ``path`` together, and flush them to the disk."""
+    """Append records to ``path`` together and flush them; cut off a torn line."""
     lines = []
     for record in records:
         key = {"key": record.key} if isinstance(record, Measured) else {}
         lines.append(json.dumps({"kind": record.kind, **key, **asdict(record)}) + "\n")
-    _drop_torn_line(path)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write("".join(lines))
+    with open(path, "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read(1) not in (b"", b"\n"):  # a kill or a full disk left half a line
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write("".join(lines).encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record of ``path`` in order; a missing file has none, and a torn last line is no record.
+    """Read every record in order; a missing file and a torn line have none.
 
     Raises:
         RunError: a line is not a record.
     """
-    *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    _require_torn(path, torn)
-    return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
+    records = list[Record]()
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], 1):
+        try:
+            records.append(_ADAPTERS[json.loads(line)["kind"]].validate_json(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path}, line {number}: not a result record ({reason(error)}); restore the file, or delete the line to measure it "
+                "again"
+            ) from error
+    return records
 
 
-def require_results(path: Path) -> None:
-    """Require, before any work, that records can be appended to ``path``; its folder is made.
+class Results:
+    """``results.jsonl`` of one folder: read once, and appended to by this process."""
 
-    Raises:
-        OSError: the file is not writable.
-        RunError: a line is not a record.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    existed = path.exists()
-    open(path, "ab").close()
-    if not existed:
-        path.unlink()  # a measurement that fails leaves no empty file
-    read_records(path)
+    def __init__(self, path: Path) -> None:
+        self.path, self.records = path, read_records(path)
+        self.keys = {record.key for record in self.records if isinstance(record, Measured)}
 
-
-def _drop_torn_line(path: Path) -> None:
-    """Cut off a last line that a kill or a full disk left half-written."""
-    if not path.exists():
-        return
-    with open(path, "rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        if file.read(1) in (b"", b"\n"):
-            return
-        file.seek(0)
-        data = file.read()
-        _require_torn(path, data[data.rfind(b"\n") + 1 :])
-        file.truncate(data.rfind(b"\n") + 1)
-
-
-def _require_torn(path: Path, line: bytes) -> None:
-    """Require the last line to begin as a record: a file of the user's own is never cut."""
-    if not _BEGINNING.startswith(line[: len(_BEGINNING)]):
-        raise RunError(f"{path} ends in {line[:40]!r}, which is not a result record; give another --out")
-
-
-def _parse(path: Path, number: int, line: bytes) -> Record:
-    try:
-        return _ADAPTERS[json.loads(line)["kind"]].validate_json(line)
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path}, line {number}: not a result record ({reason(error)}); restore the file, or delete the line to measure it again"
-        ) from error
+    def append(self, *records: Record) -> None:
+        """Append records on the disk and here."""
+        if records:
+            append_record(self.path, *records)
+        self.records += records
+        self.keys |= {record.key for record in records if isinstance(record, Measured)}

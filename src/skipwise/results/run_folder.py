@@ -44,7 +44,7 @@ class RunFolder:
 
     @property
     def is_free(self) -> bool:
-        """Whether the folder is missing, or has only hidden files, as a process leaves that is killed at its start."""
+        """Whether the folder is missing, or has only hidden files of a killed start."""
         return not self.path.exists() or (
             self.path.is_dir() and all(path.name.startswith(".") for path in self.path.iterdir())
         )
@@ -95,8 +95,7 @@ class RunFolder:
             return read_json(self.facts) if self.facts.exists() else {}
         except (ValueError, TypeError) as error:
             raise RunError(
-                f"{self.facts} is damaged ({error}); restore it, or remove it: extend --resume writes it again, and "
-                "evaluate needs another --out"
+                f"{self.facts} is damaged ({error}); restore it, or remove it, which extend --resume writes again"
             ) from None
 
 
@@ -106,9 +105,9 @@ def _provenance() -> dict[str, Any]:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     processor = platform.processor() or platform.machine()
-    with suppress(OSError):
-        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        processor = named[0].partition(":")[2].strip() if named else processor
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     system = f"{platform.system()} {platform.machine()}"
     machine: dict[str, Any] = {"system": system, "processor": processor, "cores": os.cpu_count()}
     torch = sys.modules.get("torch")  # a command that computes has imported it

@@ -48,21 +48,16 @@ class RulerScores:
             for length, scores in sorted(lengths.items())
         )
 
-    def score(self, task: str, length: int) -> Interval | None:
-        """Return the mean score of a task; None if it was not measured at this length.
+    def tasks_at(self, lengths: Sequence[int]) -> list[str]:
+        """Return the tasks measured at each of some lengths."""
+        return [task for task, known in self.prompts.items() if set(lengths) <= set(known)]
+
+    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
+        """Return the mean over tasks of their mean scores; None without scores. Tasks have equally many prompts.
 
         The interval is Wilson's, with a partial score as part of a hit. It is at least as wide as needed: scores between 0
         and 1 vary less than hits and misses of the same mean.
         """
-        return self.average(length, [task])
-
-    def tasks_at(self, lengths: Iterable[int]) -> list[str]:
-        """Return the tasks measured at each of some lengths."""
-        wanted = set(lengths)
-        return [task for task, known in self.prompts.items() if wanted <= set(known)]
-
-    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
-        """Return the mean over tasks of their mean scores; None without tasks. Tasks have equally many prompts."""
         scores = [list(known.values()) for task in tasks if (known := self.prompts.get(task, {}).get(length))]
         if not scores:
             return None
@@ -80,7 +75,7 @@ class RulerLength:
 
 
 def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
-    """Arrange records by model, in their order; a later answer to a prompt replaces an earlier one."""
+    """Arrange records by model; a later answer to a prompt replaces an earlier."""
     prompts: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
     real: dict[str, dict[str, bool]] = {}
     for record in records:
@@ -98,7 +93,7 @@ def shared_tasks(scores: Sequence[RulerScores]) -> list[str]:
 
 
 def ruler_length(own: RulerScores, base: RulerScores | None, original: int | None) -> RulerLength | None:
-    """Return a model's context length by its averages over tasks shared with its base; None without shared tasks.
+    """Return a model's context length by tasks shared with its base, or None.
 
     RULER's limit applies if the base (without a base, the model itself) reaches it inside its own window. If not, the limit
     is the base's score there.
@@ -144,7 +139,7 @@ def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
 
 
 def paired_at(own: RulerScores, other: RulerScores, length: int, tasks: Sequence[str]) -> Interval | None:
-    """Return own average less the other's on the same prompts of one length; None without shared prompts."""
+    """Return own average less the other's on shared prompts, or None."""
     ours, theirs = (
         {(task, trial): score for task in tasks for trial, score in model.prompts[task].get(length, {}).items()}
         for model in (own, other)
@@ -187,7 +182,7 @@ def is_of_paper(record: BenchmarkRecord) -> bool:
 
 
 def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
-    """Return the records of the paper's tasks, by model and task; models in the order of their records."""
+    """Return the records of the paper's tasks, by model and task."""
     by_model: dict[str, dict[str, BenchmarkRecord]] = {}
     for record in filter(is_of_paper, records):
         by_model.setdefault(record.arm, {})[record.task] = record
@@ -243,30 +238,28 @@ class EffectiveLength:
 
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
-        return "; ".join(filter(None, [self._reads(original, target), self.base_fails]))
-
-    def _reads(self, original: int | None, target: int | None) -> str:
-        if self.claimed(original) is None:
-            return "Too little was measured for a verdict"
-        if not self.tokens:
-            return "Not extended: it fails the rule at the shortest length that was tested"
-        if self.tokens <= (original or 0):
-            if self.next or target == original:
-                return f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
-            return f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
         times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
-        if self.unknown:
-            return f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
-        reads = f"Reads {self.tokens:,} tokens{times}"
-        if not target or self.tokens >= target:
-            return reads
-        if self.next:
-            return f"{reads}, short of its target {target:,}"
-        return f"{reads}; more, up to its target {target:,}, was not measured"
+        if self.claimed(original) is None:
+            text = "Too little was measured for a verdict"
+        elif not self.tokens:
+            text = "Not extended: it fails the rule at the shortest length that was tested"
+        elif self.tokens <= (original or 0) and (self.next or target == original):
+            text = f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
+        elif self.tokens <= (original or 0):
+            text = f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
+        elif self.unknown:
+            text = f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
+        elif not target or self.tokens >= target:
+            text = f"Reads {self.tokens:,} tokens{times}"
+        elif self.next:
+            text = f"Reads {self.tokens:,} tokens{times}, short of its target {target:,}"
+        else:
+            text = f"Reads {self.tokens:,} tokens{times}; more, up to its target {target:,}, was not measured"
+        return "; ".join(filter(None, [text, self.base_fails]))
 
 
 def effective_length(
-    found: Mapping[int, tuple[int, int]],
+    passkeys: Mapping[int, tuple[int, int]],
     excess: Mapping[int, Interval],
     control: str,
     own: tuple[int, int, int] | None = None,
@@ -274,7 +267,7 @@ def effective_length(
     """Return the effective length: go up through the tested lengths to the first that does not pass.
 
     Args:
-        found: passkeys (found, all) by prompt length.
+        passkeys: (found, all) by prompt length.
         excess: by length n, the loss at the positions between the next shorter length and n, each token with its whole
             document before it, less the loss of the same tokens under ``control``, in nats per token.
         control: name of the control in the rule.
@@ -294,13 +287,13 @@ def effective_length(
         f"that of {control} on the same tokens. The whole 95% interval must lie on that side."
     )
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
-    if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
+    if missing := [name for name, known in (("passkeys", passkeys), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     if blind:
         return reads(0, next="Passkeys decide nothing, because the base finds none of them.", unknown=True)
-    reached, lengths = 0, sorted({*found, *excess})
+    reached, lengths = 0, sorted({*passkeys, *excess})
     for length in lengths:
-        verdicts = [_judge_passkeys(*found[length], needed)] if length in found else []
+        verdicts = [_judge_passkeys(*passkeys[length], needed)] if length in passkeys else []
         verdicts += [_judge_loss(excess[length])] if length in excess else []
         if failures := [why for passes, why in verdicts if passes is False]:
             return reads(reached, next=f"At {length:,} tokens it fails: {'; '.join(failures)}.")
@@ -310,7 +303,7 @@ def effective_length(
         if len(verdicts) == 2:  # a length with one measurement is not reached
             reached = length
     if beyond := [length for length in lengths if length > reached]:
-        other = "loss" if beyond[0] in found else "passkeys"
+        other = "loss" if beyond[0] in passkeys else "passkeys"
         why = f"At {beyond[0]:,} tokens too little was measured: {other} not measured."
         return reads(reached, next=why, unknown=True)
     return reads(reached)

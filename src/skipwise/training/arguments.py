@@ -1,14 +1,12 @@
 """Turn a recipe's training section into ``transformers.TrainingArguments``.
 
-Any field of TrainingArguments may be set, except those that another setting of the recipe decides and those that would
-break positions or an exact resume. Trainer's own refusals are raised before the text is read.
+Any field of TrainingArguments may be set, except those that Skipwise decides. Trainer's own refusals are raised before the
+text is read.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -22,8 +20,9 @@ from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
-# Fields of TrainingArguments with another place, and that place.
-_ELSEWHERE = {
+_FIXED = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_nan_inf_filter": False}
+# Fields of TrainingArguments that Skipwise decides, with what to use instead; None: another value breaks positions or resume.
+_DECIDED: dict[str, str | None] = {
     "output_dir": "--out",
     "resume_from_checkpoint": "--resume",
     **dict.fromkeys(("seed", "data_seed"), "seed at the top of the recipe"),
@@ -39,11 +38,9 @@ _ELSEWHERE = {
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "--launch, or accelerate launch with its own config"),
     "use_cpu": "CUDA_VISIBLE_DEVICES= in the environment",
     "push_to_hub": "skipwise publish, after training",
+    **dict.fromkeys((*_FIXED, "accelerator_config", "dataloader_in_order", "enable_jit_checkpoint")),
+    **dict.fromkeys(("ignore_data_skip", "include_num_input_tokens_seen", "save_on_each_node")),
 }
-# Fields that would change the examples of a step, drop their positions, or break the exact resume, without an error.
-_FIXED = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_nan_inf_filter": False}
-_REFUSED = {*_FIXED, "accelerator_config", "dataloader_in_order", "enable_jit_checkpoint", "ignore_data_skip"}
-_REFUSED |= {"include_num_input_tokens_seen", "save_on_each_node"}
 
 
 def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingArguments:
@@ -93,47 +90,31 @@ def known_fields(settings: Training) -> dict[str, Any]:
     """Return the section's fields of TrainingArguments, converted to their types.
 
     Raises:
-        RecipeError: a field is unknown, has another place, or may not be set.
+        RecipeError: a field is unknown, decided by Skipwise, or of another type.
     """
-    hints = _argument_types()
-    for name in settings.model_extra or {}:
-        if name in _ELSEWHERE:
-            raise RecipeError(f"training.{name} cannot be set; use {_ELSEWHERE[name]}")
-        if name in _REFUSED:
-            raise RecipeError(f"training.{name} would break positions or the exact resume; leave it out")
-        if _renamed(name) not in hints:
-            valid = {*type(settings).model_fields, *hints} - _ELSEWHERE.keys() - _REFUSED
+    hints, any_type, known = get_type_hints(TrainingArguments), ConfigDict(arbitrary_types_allowed=True), {}
+    for name, value in settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"}).items():
+        field = name.replace("gradient_checkpointing", CHECKPOINTING)  # its name in this release of transformers
+        if name in _DECIDED:
+            instead = f"use {_DECIDED[name]}" if _DECIDED[name] else "it would break positions or the exact resume"
+            raise RecipeError(f"training.{name} cannot be set: {instead}")
+        if field not in hints:
+            valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
             raise RecipeError(f"training.{name} is no field of transformers.TrainingArguments{nearest(name, valid)}")
-    given = settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"})
-    given = {field: _typed(name, given[name], hints[field]) for name in given if (field := _renamed(name))}
-    if "report_to" in given:
-        given["report_to"] = reported_to(settings)
-    return given
+        try:
+            known[field] = TypeAdapter(hints[field] | None, config=any_type).validate_python(value)
+        except ValidationError as error:
+            raise RecipeError(f"training.{name} = {value!r}: {first_problem(error)[2]}") from None
+    if "report_to" in known:
+        known["report_to"] = reported_to(settings)
+    return known
 
 
 def reported_to(settings: Training) -> list[str]:
     """Return the trackers of ``training.report_to``, a list or a string with commas; ``all`` are those installed."""
-    named = (settings.model_extra or {}).get("report_to") or []
-    names = [name.strip() for name in named.split(",") if name.strip()] if isinstance(named, str) else list(named)
+    value = (settings.model_extra or {}).get("report_to") or []
+    names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else list(value)
     return get_available_reporting_integrations() if "all" in names else names
-
-
-@cache
-def _argument_types() -> dict[str, Any]:
-    hints = get_type_hints(TrainingArguments)
-    return {field.name: hints[field.name] for field in fields(TrainingArguments) if field.init}
-
-
-def _renamed(field: str) -> str:
-    """Return a field's name in this release of transformers."""
-    return field.replace("gradient_checkpointing", CHECKPOINTING)
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    try:
-        return TypeAdapter(hint | None, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
-    except ValidationError as error:
-        raise RecipeError(f"training.{name} = {value!r}: {first_problem(error)[2]}") from None
 
 
 @contextmanager
@@ -149,11 +130,10 @@ def settings_errors() -> Iterator[None]:
 
 def accumulation(settings: Training, workers: int) -> int:
     """Return the forward passes per optimizer step of each of ``workers`` processes."""
-    batch, micro = settings.global_batch_size, settings.per_device_train_batch_size
-    together = micro * workers
+    batch, together = settings.global_batch_size, settings.per_device_train_batch_size * workers
     if batch % together:
         raise RecipeError(
-            f"training.global_batch_size = {batch} must be a multiple of {together} (per_device_train_batch_size {micro} x {workers} "
+            f"training.global_batch_size = {batch} must be a multiple of {together} (per_device_train_batch_size x {workers} "
             f"processes); set global_batch_size={max(together, batch // together * together)}"
         )
     return batch // together

@@ -5,7 +5,6 @@ that wrote it. The file is written last, so a folder without it is a torn checkp
 checkpoint with a lost or changed file is refused, because a resume would continue with other weights.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from accelerate.utils import patch_environment
 
 from skipwise.errors import RunError, TrainingError, out_of_room
 from skipwise.results import files
 from skipwise.training import processes
 
 MARKER = "complete.json"
-_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, for every call
 
 
 def mark_complete(checkpoint: Path, engine: str = "ddp", processes: int = 1) -> None:
@@ -86,23 +85,19 @@ def weights_only(checkpoint: Path | None) -> Iterator[None]:
     Raises:
         RunError: ``checkpoint`` holds something else.
     """
-    before, known = os.environ.get(_FORCE), []
+    known = []
     if find_spec("deepspeed") and processes.engine() == "zero3":
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
 
         known = [DynamicLossScaler, LossScaler, ZeroStageEnum]
-    os.environ[_FORCE] = "1"
     try:
-        with torch.serialization.safe_globals(known):
+        with patch_environment(torch_force_weights_only_load="1"), torch.serialization.safe_globals(known):
             yield
     except UnpicklingError as error:
         if checkpoint is None:
             raise
         raise RunError(f"{checkpoint} holds a foreign pickle, which is not executed; {_ways_on(checkpoint)}") from error
-    finally:
-        os.environ.pop(_FORCE)
-        os.environ.update({_FORCE: before} if before is not None else {})
 
 
 @contextmanager

@@ -1,45 +1,234 @@
-"""Print what a run will do and cost: the dry run of ``extend``, and ``skipwise plan``."""
+"""Plan a run: estimate memory, disk and time, print them, and refuse what is certain to exceed this machine.
+
+One step of the model's config runs without data (``model/cost.py``), and its bytes and operations are divided over the GPUs.
+"""
 
 import math
+import shutil
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PretrainedConfig
 
 from skipwise.data.windows import can_skip
-from skipwise.errors import counted
+from skipwise.errors import ModelError, RunError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
-from skipwise.model.config import FULL, load_config, reach_of, rope_of, slides_in_some
-from skipwise.model.cost import OPTIMIZER_BYTES
+from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
+from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, StepSettings, machine_memory, parameters_of, step_cost
 from skipwise.model.extension import Extension, extension_of
+from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
 from skipwise.recipes.names import arm_name
-from skipwise.recipes.schema import Recipe
-from skipwise.training.arguments import accumulation
-from skipwise.training.cost import ADAMW, ROOM, CostEstimate, Hardware, estimate_cost, fuller_pass, smallest_change
+from skipwise.recipes.schema import Lora, Recipe, Training
+from skipwise.training.arguments import accumulation, known_fields
 from skipwise.training.prepare import PreparedRun, window_of
 
+ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
+_ADAMW = ("adamw_torch", "adamw_torch_fused")
+_FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 _LARGE = 16  # times the original length
 _MOST_PACKED = 4096  # packed conversations that are searched for a place to skip
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """The GPUs of a plan; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
+
+    gpus: int = 1
+    memory: float = 80e9  # bytes of each GPU
+    peak: float = 312e12  # bf16 operations a second of each GPU, by its maker
+    mfu: float = 0.4  # MFU, the fraction of the peak that training reaches
+
+    def holds(self, needed: float) -> bool:
+        """Return whether a GPU holds the bytes needed and leaves ``ROOM`` free."""
+        return needed + ROOM <= self.memory
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Memory of one GPU in bytes, and time of the whole run."""
+
+    window: int  # tokens of one example
+    batch: int  # examples a step, over all GPUs
+    cost: StepCost  # of one micro-batch
+    operations: float  # of one step, over all GPUs
+    weights: float  # in a sharded run also the two layers that are gathered at a time
+    gradients: float  # as they accumulate
+    optimizer: float  # Adam's two moments, for example; in a sharded run also the float32 weights
+    activations: float  # peak of what backward needs and the current operation holds
+    loading: float  # before training, when each process holds the whole model
+    hours: float  # of the whole run
+
+    @property
+    def memory(self) -> float:
+        """Return the peak in bytes."""
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
+
+
+def estimate_cost(
+    config: PretrainedConfig, recipe: Recipe, window: int, batch: int, hardware: Hardware, micro: int | None = None
+) -> CostEstimate:
+    """Estimate a run of ``batch`` windows a step, ``micro`` at a time on each GPU (default: the recipe's).
+
+    On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
+    0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
+    holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
+
+    Raises:
+        ModelError: the model is a mixture of experts.
+    """
+    settings, rules = recipe.training, recipe.lora
+    known_fields(settings)  # refuses unknown fields
+    if experts := experts_of(config):
+        raise ModelError(
+            f"model_type {config.model_type} is a mixture of {experts} experts, and their step cannot run without data; plan a "
+            "dense model with as many active parameters, and add 16 bytes for each inactive one"
+        )
+    micro = min(micro or settings.per_device_train_batch_size, batch)
+    gpus, sharded = hardware.gpus, hardware.gpus > 1
+    low = settings.precision != "float32" and (sharded or rules is not None)
+    cost = step_cost(
+        config,
+        StepSettings(
+            window,
+            micro,
+            precision="float32" if sharded or settings.precision == "float32" else "bf16",
+            weights=torch.bfloat16 if low else torch.float32,
+            checkpointing=has_checkpointing(settings),
+            lora=rules,
+            sliced_loss=not sharded,
+        ),
+    )
+    saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if rules and rules.load_in_4bit else 0
+    operations = cost.operations * batch / micro
+    each, of_embedding = OPTIMIZER_BYTES.get(settings.optim, (8.0, 8.0))  # an unknown one counts as AdamW
+    moments = each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
+    return CostEstimate(
+        window,
+        batch,
+        cost,
+        operations,
+        weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
+        gradients=(2 if sharded else 4) * cost.trained / gpus,
+        optimizer=12 * cost.trained / gpus if sharded else moments,
+        activations=cost.activations,
+        loading=(2 if low and rules else 4) * cost.parameters - saved,
+        hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.mfu) / 3600,
+    )
+
+
+def has_checkpointing(settings: Training) -> bool:
+    """Return True if a recipe sets activation checkpointing."""
+    return bool((settings.model_extra or {}).get("gradient_checkpointing"))
+
+
+def timed_tokens(prepared: PreparedRun) -> int:
+    """Return the tokens of plain training, of all weights, that take as long as the run's training."""
+    recipe = prepared.recipe
+    tokens = recipe.training.max_steps * recipe.training.global_batch_size * prepared.window
+    # Backward takes two forward passes, or one through frozen weights, as with LoRA; activation checkpointing adds one.
+    return tokens * ((2 if recipe.lora else 3) + has_checkpointing(recipe.training)) // 3
+
+
+def fuller_pass(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
+) -> tuple[int, CostEstimate] | None:
+    """Return the most windows in a pass, of at most 16,384 tokens, that fit, and their cost; None if no more fit."""
+    batch, gpus, micro = recipe.training.global_batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
+    for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
+        if batch % (gpus * examples) == 0:
+            estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
+            if hardware.holds(estimate.memory):
+                return examples, estimate
+    return None
+
+
+def smallest_change(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
+) -> tuple[str, CostEstimate] | None:
+    """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices.
+
+    Tried are single windows in a pass with activation checkpointing, and then also AdamW's moments in 8 bits (Dettmers et
+    al., 2022), LoRA, a base in 4 bits, and up to 64 GPUs.
+    """
+    settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
+    light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
+    small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
+    small += "" if has_checkpointing(settings) else "--set training.gradient_checkpointing=true "
+    lora = "" if recipe.lora else "--lora "
+    four_bits = {"lora": rules.model_copy(update={"load_in_4bit": True})}
+    eight_bits = {"training": light.model_copy(update={"optim": "adamw_8bit"})}
+    runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus), (lora, {"lora": rules}, gpus)]
+    if gpus == 1:
+        runs.append((f"{lora}--set lora.load_in_4bit=true", four_bits, 1))
+        if recipe.lora is None:
+            runs.insert(1, ("--set training.optim=adamw_8bit", eight_bits, 1))
+    runs += [(f"{lora}--gpus {more}", {"lora": rules}, more) for more in (2, 4, 8, 16, 32, 64) if more > gpus]
+    for options, changes, more in runs:
+        if settings.global_batch_size % more == 0:
+            changed = recipe.model_copy(update={"training": light, **changes})
+            estimate = estimate_cost(config, changed, window, settings.global_batch_size, replace(hardware, gpus=more))
+            if hardware.holds(estimate.memory):
+                return f"{small}{options}".strip(), estimate
+    return None
+
+
+def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) -> None:
+    """Refuse a run that is certain to exceed this machine's memory or the disk of ``folder``.
+
+    Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
+    the model, so their memory is not certain.
+
+    Raises:
+        RunError: with the bytes needed and the bytes there.
+    """
+    training, rules, parameters = recipe.training, recipe.lora, parameters_of(load_config(recipe.model))
+    if parameters is None:
+        return
+    device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
+    if rules:
+        held = 0.5 if rules.load_in_4bit else dtype_of(choose_precision(training.precision, device)).itemsize
+        fix, checkpoint, merged = "lora.load_in_4bit=true, or a smaller model", 0.0, 4 * (rules.save_as == "merged")
+    else:
+        held, checkpoint, merged = 8 + moments, 4 + moments, 0
+        fix = "--lora, a smaller model, or several GPUs (--launch zero3)"
+    model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize
+    saved = math.ceil(training.max_steps / training.save_steps)
+    kept = training.save_total_limit + recipe.evaluation.save_best
+    written = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
+    needs: list[tuple[str, float, int | None, str]] = []  # bytes per parameter, and bytes there
+    if not several:
+        needs.append((f"training {recipe.model} in memory", held, machine_memory(device), fix))
+        needs.append(("merging LoRA", merged, machine_memory(torch.device("cpu")), "lora.save_as=adapter"))
+    if folder is not None:
+        parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        free = shutil.disk_usage(parent).free
+        needs.append((f"checkpoints and model in {folder}", written, free, "training.save_total_limit=1, or make room"))
+    for what, each, available, fix in needs:
+        if available is not None and (needed := int(each * parameters)) > available:
+            raise RunError(f"{what} takes {decimal(needed)} or more, and {decimal(available)} are there; choose {fix}")
+
+
 def print_plan(run: PreparedRun, console: Console) -> None:
     """Print the documents, tokenizer, steps, tokens and trained parameters of a run."""
-    recipe, ext, store, data = run.recipe, run.extension, run.store, run.dataset
+    recipe, store = run.recipe, run.store
     training, lengths = recipe.training, store.lengths[run.split.train]
     tokens = training.max_steps * training.global_batch_size * run.window
-    console.print(f"{recipe.model}: {_extension_line(run.config, ext, recipe)}", style="bold")
+    _print_extension(recipe, run.config, run.extension, console)
     lines = [
-        _replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.split.held_out):,} held out by name",
         run.split.summary,
     ]
-    if short := len(run.split.train) - len(data.documents):
+    if short := len(run.split.train) - len(run.dataset.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
     packed = run.split.train[lengths < run.train_length]
     if len(packed):
@@ -51,80 +240,52 @@ def print_plan(run: PreparedRun, console: Console) -> None:
                 "None of them has a turn of the assistant before its last, where positions could skip: they train no position "
                 f"beyond {run.train_length:,}. Add longer documents or conversations"
             )
+    tokenizer, warmup = run.tokenizer, training.warmup_steps
+    bos = tokenizer.bos_token is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     lines += [
-        _special_tokens(run.tokenizer),
+        f"tokenizer: documents begin {f'with {tokenizer.bos_token}' if bos else 'without a BOS'}; "
+        f"{tokenizer.eos_token or 'no EOS'} ends an answer",
         f"training: {counted(training.max_steps, 'step')} of {training.global_batch_size:,} x {run.window:,} tokens = {tokens:,} "
         f"tokens ({tokens / int(lengths.sum()):,.1f} epochs), {run.precision} on {run.device.type}",
-        f"learning rate {training.learning_rate:g} after a warm-up of {_warmup(training.warmup_steps)}, {training.optim}; "
+        f"learning rate {training.learning_rate:g} after a warm-up of "
+        f"{f'{warmup:.0%} of the steps' if 0 < warmup < 1 else counted(int(warmup), 'step')}, {training.optim}; "
         f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
     ]
-    lines += [_large_factor(ext), _sliding_layers(run.config)]
+    if slides_in_some(run.config):
+        kinds = run.config.layer_types
+        lines.append(
+            f"{kinds.count(FULL)} of {len(kinds)} layers attend to all tokens and are extended; the others attend to the last "
+            f"{run.config.sliding_window:,} tokens"
+        )
     if recipe.lora:
         trained, parameters = lora.trained_share(run.config, recipe.lora)
         share = f"{trained:,} of {parameters:,} parameters are trained ({trained / parameters:.2%})"
         lines.append(f"LoRA of rank {recipe.lora.r}: {share}")
-    for line in filter(None, lines):
+    for line in lines:
         console.print(line)
 
 
-def _extension_line(config: PretrainedConfig, extension: Extension, recipe: Recipe) -> str:
-    """Return lengths and interpolation as ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``."""
-    scaled = rope_of(config).get("rope_type", "default") != "default"
-    original = extension.rope.original_length
-    current = max(reach_of(config, original) or 0, original) if scaled else original
+def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extension, console: Console) -> None:
+    """Print lengths and interpolation, the scaling that is replaced, and a note on a large factor."""
+    original, target = extension.rope.original_length, extension.target_length
+    kind, factor = rope_of(config).get("rope_type", "default"), rope_of(config).get("factor")
+    current = original if kind == "default" else max(reach_of(config, original) or 0, original)
     unfitted = recipe.is_fitted and extension.interpolation == "power"
     name = "fitted" if unfitted else extension.told
-    return f"{current:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})"
-
-
-def _replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
-    """Return a sentence on the scaling that the extension replaces; None without one."""
-    current, original = rope_of(config), extension.rope.original_length
-    kind, factor = current.get("rope_type", "default"), current.get("factor")
-    if kind == "default":
-        return None
-    reach = reach_of(config, original) or 0
-    shorter = f"; the config gives it {reach:,}, more than the target" if reach > extension.target_length else ""
-    return (
-        f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts from "
-        f"the original length, {original:,} tokens{shorter}"
+    console.print(
+        f"{recipe.model}: {current:,} -> {target:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})", style="bold"
     )
-
-
-def _large_factor(extension: Extension) -> str | None:
-    """Return a note on a factor at which YaRN failed in a measurement; None at smaller ones."""
-    times = extension.target_length / extension.rope.original_length
-    if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
-        return None
-    return (
-        f"note: {times:g} times the original window. At {_LARGE} times YaRN fails on one of two models, and fitted settings do not: "
-        "--interpolation fitted, or skipwise fit (docs/fit.md)"
-    )
-
-
-def _sliding_layers(config: PretrainedConfig) -> str | None:
-    """Return a sentence on the layers that are not extended; None without sliding layers."""
-    if not slides_in_some(config):
-        return None
-    kinds, own_rope = config.layer_types, " and keep their RoPE" if FULL in config.rope_parameters else ""
-    return (
-        f"{kinds.count(FULL)} of {len(kinds)} layers attend to all tokens and are extended; the others attend to the last "
-        f"{config.sliding_window:,} tokens{own_rope}"
-    )
-
-
-def _warmup(steps: float) -> str:
-    return f"{steps:.0%} of the steps" if 0 < steps < 1 else counted(int(steps), "step")
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return how documents begin and answers end."""
-    first = tokenizer("a").input_ids[:1]
-    bos = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
-    begin = f"each document begins with {tokenizer.bos_token}" if bos else "documents begin without a BOS"
-    eos = tokenizer.eos_token
-    end = f"{eos} ends an answer" if eos else "no EOS, answers end by length"
-    return f"tokenizer: {begin}; {end}; no padding is needed, every example is full"
+    if kind != "default":
+        console.print(
+            f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts "
+            f"from the original length, {original:,} tokens"
+        )
+    if target >= _LARGE * original and extension.interpolation in ("yarn", "yarn-revised"):
+        console.print(
+            f"{target / original:g} times the original window: at {_LARGE} times YaRN fails on one of two models, and fitted "
+            "settings do not. Choose --interpolation fitted (docs/fit.md)",
+            style="yellow",
+        )
 
 
 def print_examples(run: PreparedRun, console: Console) -> None:
@@ -134,10 +295,9 @@ def print_examples(run: PreparedRun, console: Console) -> None:
         positions = data[number]["position_ids"]
         cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
         parts = [f"{positions[begin]:,}..{positions[end - 1]:,}" for begin, end in pairwise(cuts)][:4]
-        more = len(cuts) - 1 - len(parts)
-        console.print(
-            f"example {number}: positions " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else "")
-        )
+        if more := len(cuts) - 1 - len(parts):
+            parts.append(counted(more, "more chunk"))
+        console.print(f"example {number}: positions {'; '.join(parts)}")
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
@@ -147,23 +307,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     own, ours = window_of(recipe, extension), arm_name(recipe.arm)
     batch, micro, gpus = recipe.training.global_batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
     accumulation(recipe.training, gpus)
-    planned = {ours: (recipe, own)}
-    if recipe.positions.scheme != "full_length":
-        planned[arm_name("full_length")] = recipe, extension.target_length
-    rows = {}
+    rows: dict[str, CostEstimate] = {}
     with doing("running one step of each without data", console):
-        for name, (run, window) in planned.items():
+        for name, window in {ours: own, arm_name("full_length"): extension.target_length}.items():
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * own / window / gpus) * gpus
-            rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
+            rows[name] = estimate_cost(config, recipe, window, windows, hardware, max(1, micro * own // window))
+    _print_extension(recipe, config, extension, console)
     cost = rows[ours].cost
-    console.print(
-        f"{recipe.model}: {_extension_line(config, extension, recipe)}, {cost.parameters:,} parameters, "
-        f"{cost.trained:,} of them trained",
-        style="bold",
-    )
-    if replaced := _replaced_scaling(config, extension):
-        console.print(replaced)
+    console.print(f"{cost.parameters:,} parameters, {cost.trained:,} of them trained")
     console.print(_table(rows, recipe.training.max_steps, hardware))
     on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(
@@ -171,19 +323,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
         f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
     )
-    if far := _large_factor(extension):
-        console.print(far, style="yellow")
     optim = recipe.training.optim
-    if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in ADAMW):
+    if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in _ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
         if more := fuller_pass(config, recipe, own, hardware):
             examples, estimate = more
-            console.print(
-                f"{examples} windows in a pass fit too ({_bytes(estimate.memory)} at the peak) and keep the GPU busier: --set "
-                f"training.per_device_train_batch_size={examples}",
-                soft_wrap=True,
-            )
+            peak = f"{_bytes(estimate.memory)} at the peak"
+            fix = f"--set training.per_device_train_batch_size={examples}"
+            console.print(f"{examples} windows in a pass fit too ({peak}), and are faster: {fix}", soft_wrap=True)
         return
     with doing("searching for the smallest change that fits", console):
         change = smallest_change(config, recipe, own, hardware)

@@ -63,18 +63,13 @@ class PreparedRun:
     @property
     def origin(self) -> Origin:
         """Return the provenance of the trained model, with the documents of its base."""
-        documents, base = self.store.digests[self.split.train], read_origin(self.recipe.model)
+        recipe, rope, target = self.recipe, self.extension.rope, self.extension.target_length
+        documents, base = self.store.digests[self.split.train], read_origin(recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
-        rope, target = self.extension.rope, self.extension.target_length
+        fingerprint = self.decides[BASE_MODEL]
         return Origin(
-            self.recipe.model,
-            rope.original_length,
-            self.recipe.data,
-            documents,
-            self.decides[BASE_MODEL],
-            target,
-            rope_theta=rope.theta,
+            recipe.model, rope.original_length, recipe.data, documents, fingerprint, target, rope_theta=rope.theta
         )
 
     @cached_property
@@ -90,24 +85,26 @@ class PreparedRun:
     def facts(self) -> dict[str, object]:
         """Return the model, text and precision for ``run.json``."""
         extension, store = self.extension, self.store
-        model = {
-            "name": self.recipe.model,
-            "original_length": extension.rope.original_length,
-            "target_length": extension.target_length,
-            "train_length": self.window,
-            "factor": extension.factor,
-            "interpolation": extension.interpolation,
+        return {
+            "model": {
+                "name": self.recipe.model,
+                "original_length": extension.rope.original_length,
+                "target_length": extension.target_length,
+                "train_length": self.window,
+                "factor": extension.factor,
+                "interpolation": extension.interpolation,
+            },
+            "data": {
+                "source": self.recipe.data.source,
+                "fingerprint": store.fingerprint,
+                "documents": len(store),
+                "tokens": int(store.lengths.sum()),
+                "kept": len(self.split.train),
+                "dropped": self.split.dropped,
+                "held_out": len(self.split.held_out),
+            },
+            "precision": self.precision,
         }
-        data = {
-            "source": self.recipe.data.source,
-            "fingerprint": store.fingerprint,
-            "documents": len(store),
-            "tokens": int(store.lengths.sum()),
-            "kept": len(self.split.train),
-            "dropped": self.split.dropped,
-            "held_out": len(self.split.held_out),
-        }
-        return {"model": model, "data": data, "precision": self.precision}
 
     @cached_property
     def dataset(self) -> PoseDataset:
@@ -138,8 +135,8 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     engine, rules = processes.sharding(launch), recipe.lora
     if engine and recipe.evaluation.eval_steps:
         raise RecipeError(
-            f"evaluation.eval_steps = {recipe.evaluation.eval_steps} needs the whole model, and {engine} shards it; leave it out, with "
-            "evaluation.save_best, or choose --launch ddp"
+            f"evaluation.eval_steps = {recipe.evaluation.eval_steps} needs the whole model, and {engine} shards it; leave it "
+            "and evaluation.save_best out, or choose --launch ddp"
         )
     if engine and rules and rules.load_in_4bit:
         raise RecipeError(f"lora.load_in_4bit cannot be sharded by {engine}; choose --launch ddp")

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from importlib import resources
 from importlib.util import find_spec
@@ -29,11 +29,6 @@ from skipwise.results.run_folder import LAUNCHED_BY, command_line
 ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``
 _ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
-_WRAPPERS = {
-    "ddp": {"DistributedDataParallel"},
-    "fsdp": {"FSDPModule", "FullyShardedDataParallel"},
-    "zero3": {"DeepSpeedEngine"},
-}
 _LONGEST_WAIT = timedelta(days=7)  # rank 0 may tokenise for hours while the others wait
 
 
@@ -45,6 +40,8 @@ def processes_of(engine: str, processes: int | None) -> int:
         raise RecipeError(f"--launch {engine} needs 2 or more processes, not {processes}; give --processes")
     if engine.startswith("zero3") and find_spec("deepspeed") is None:
         raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
+    if engine == "fsdp" and default_device().type == "cpu":  # accelerate would replace it by DDP
+        raise RecipeError("--launch fsdp needs GPUs; choose ddp or zero3")
     return processes
 
 
@@ -73,17 +70,14 @@ def engine() -> str:
     """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
     if launched() == 1:
         return "ddp"
-    if ENGINE in os.environ:
-        return os.environ[ENGINE].removesuffix("-offload")
-    chosen = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
-    return chosen[0] if chosen else "ddp"
+    by_accelerate = (
+        name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")
+    )
+    return os.environ.get(ENGINE, "").removesuffix("-offload") or next(by_accelerate, "ddp")
 
 
 def sharding(planned: str | None = None) -> str | None:
-    """Return the engine that shards the model, None if each process holds it.
-
-    ``planned`` is the engine of a dry run.
-    """
+    """Return the engine that shards the model, None if each process holds it; ``planned`` is that of a dry run."""
     name = planned.removesuffix("-offload") if planned else engine()
     return None if name == "ddp" else name
 
@@ -103,56 +97,34 @@ def is_first() -> bool:
     return launched() == 1 or _state().is_main_process
 
 
-@contextmanager
-def main_process_first() -> Iterator[None]:
-    """Let rank 0 run this context before the others, which then use its caches."""
-    first = is_first()
-    if not first:
-        _state().wait_for_everyone()
-    try:
-        yield
-    finally:  # also after an error, which accelerate's own context would leave the others to wait for
-        if first and launched() > 1:
-            _state().wait_for_everyone()
-
-
 def broadcast(value: Any) -> Any:
     """Return the value of rank 0 in every process."""
     return broadcast_object_list([value])[0] if launched() > 1 else value
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(*, rank_0_first: bool = False) -> Iterator[None]:
     """End every process if one has an error in this context.
+
+    With ``rank_0_first`` rank 0 runs it before the others, which then use its caches.
 
     Raises:
         SkipwiseError: this process's own.
         TrainingError: another's.
     """
     error = None
-    try:
-        yield
-    except SkipwiseError as raised:
-        error = raised
+    with _state().main_process_first() if rank_0_first and launched() > 1 else nullcontext():
+        try:
+            yield
+        except (
+            SkipwiseError
+        ) as raised:  # caught here, because an error in accelerate's context leaves the others waiting
+            error = raised
     messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:
         raise error
-    for rank, message in enumerate(messages):
-        if message:
-            raise TrainingError(f"process {rank}: {message}")
-
-
-def require_engine(wrapped: torch.nn.Module) -> None:
-    """Require the wrapped model to be the engine's; on a CPU accelerate silently replaces FSDP by DDP."""
-    if launched() == 1:
-        return
-    wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
-    kinds = {kind.__name__ for kind in type(wrapped).__mro__}
-    if not kinds & _WRAPPERS[engine()]:
-        raise TrainingError(
-            f"{engine()} was requested, but {type(wrapped).__name__} trains: the model is not sharded. FSDP needs GPUs; "
-            "choose ddp or zero3"
-        )
+    if failed := [f"process {rank}: {message}" for rank, message in enumerate(messages) if message]:
+        raise TrainingError(failed[0])
 
 
 def finish() -> None:

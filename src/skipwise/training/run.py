@@ -5,7 +5,7 @@ prepare the run, rank 0 begins its folder, and the others join the training.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.checkpoints import disk_errors, latest_complete
-from skipwise.training.cost import require_fits
+from skipwise.training.plan import require_fits
 from skipwise.training.prepare import PreparedRun, prepare
 from skipwise.training.trainer import train
 
@@ -138,7 +138,7 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
             require_ours(RunFolder(out), recipe, resume)
         if first:
             require_fits(recipe, None if resume else out or RUNS, several=processes.launched() > 1)
-    with processes.together(), processes.main_process_first():
+    with processes.together(rank_0_first=True):
         prepared = prepare(recipe, console)
     return prepared
 
@@ -155,14 +155,11 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
     path, identity, decides, training = processes.broadcast(None)
     run = RunFolder(path)
     with processes.together():
-        for name, value in prepared.decides.items():
-            if value != decides[name]:
-                raise RunError(
-                    f"the {name} is {value[:12]} here and {decides[name][:12]} in process 0; give all machines the same"
-                )
-        if not run.facts.exists() or run.identity != identity:
+        differ = [name for name, value in prepared.decides.items() if value != decides[name]]
+        if differ or not run.facts.exists() or run.identity != identity:
             raise RunError(
-                f"{path} is not the folder that process 0 writes; give --out on a disk that all machines share"
+                f"{' and '.join(differ) or f'the folder {path}'} of this machine and of process 0 differ; give all machines the "
+                "same, and --out on a disk that they share"
             )
     if training:
         try:
@@ -198,16 +195,22 @@ def train_run(
 
     ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
     """
-    first = processes.is_first()
+    first, recipe = processes.is_first(), prepared.recipe
+    logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
+
+    def keep(log: dict[str, Any]) -> None:
+        if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
+            append_record(run.results, TrainingRecord(arm=recipe.arm, **log))
+
     summary = train(
         model,
         prepared.dataset,
         collate,
-        prepared.recipe.training,
+        recipe.training,
         folder=run.checkpoints,
-        seed=prepared.recipe.seed,
+        seed=recipe.seed,
         resume=resume,
-        on_log=_recorder(prepared, run) if first else None,
+        on_log=keep,
         **steps,
     )
     check_frequencies(model, prepared.extension)  # an engine may have cast them
@@ -217,17 +220,6 @@ def train_run(
     if first and (trained or not run.read().get("training")):
         run.record(training=vars(summary) | _timed(run, summary.tokens) | {"precision": prepared.precision})
     return _whole(prepared, run, model) if sharded and first else model
-
-
-def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:
-    """Return the function that appends the record of a logged step."""
-    logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
-
-    def keep(log: dict[str, float]) -> None:
-        if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
-            append_record(run.results, TrainingRecord(arm=prepared.recipe.arm, **log))  # type: ignore[arg-type]
-
-    return keep
 
 
 def _timed(run: RunFolder, tokens: int) -> dict[str, float]:

@@ -6,22 +6,21 @@ negative log-likelihood in nats over all labels of the global batch with any gra
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sized
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sized
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from rich.console import Console
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
-from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError, counted, out_of_memory
+from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
-from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
@@ -52,13 +51,13 @@ def train(
     folder: Path,
     seed: int,
     resume: bool,
-    on_log: Callable[[dict[str, Any]], None] | None = None,
-    on_step: Callable[[int], None] | None = None,
+    on_log: Callable[[dict[str, Any]], None] = lambda log: None,
+    on_step: Callable[[int], None] = lambda step: None,
     save_at: Collection[int] = (),
     best: Callable[[], int | None] = lambda: None,
     progress: bool = True,
 ) -> TrainingSummary:
-    """Train ``model`` in place on the first ``max_steps * global_batch_size`` examples of ``dataset``, in order.
+    """Train ``model`` in place on the ``max_steps * global_batch_size`` examples of ``dataset``, in order.
 
     Trained weights are float32. Checkpoints go to ``folder``, also after the last step. With ``resume`` training
     continues from the newest complete checkpoint, or starts if there is none.
@@ -67,34 +66,46 @@ def train(
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed
             texts is [examples, 1, train_length, train_length].
         seed: of dropout and everything else that the model draws.
-        on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
+        on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step, on rank 0.
         on_step: gets the number of each step after it; the model has the weights of that step.
         save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
         progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
-        RecipeError: a setting is wrong or contradicts another, or the dataset is too short.
-        RunError: ``folder`` holds checkpoints, or its newest checkpoint has lost or changed a file.
+        RecipeError: a setting is wrong or contradicts another.
+        RunError: the newest checkpoint has lost or changed a file, or other processes wrote it.
         TrainingError: memory or disk is full, or (NonFiniteLossError) the loss is not finite.
     """
     args = training_arguments(settings, folder, seed)
-    checkpoint = _resume_point(folder, resume, args.world_size)
-    guard, meter = NonFiniteGuard(folder), _Meter(on_log, on_step, save_at, progress)
+    checkpoint = checkpoints.latest_complete(folder) if resume else None
+    if checkpoint:
+        checkpoints.require_same_setup(checkpoint, processes.engine(), args.world_size)
+    # One epoch, so that a resume after the last step trains no further.
+    assert len(cast(Sized, dataset)) == settings.max_steps * settings.global_batch_size, "the examples of all steps"
+    meter = _Meter(on_log, on_step, save_at, progress)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
     transformers_logging.disable_progress_bar()  # a bar for each checkpoint would break ours
-    examples = _first_examples(dataset, settings)
     with settings_errors():
-        trainer = _Trainer(model, args, collate, examples, callbacks=[guard, meter])
-    trainer.guard, trainer.keep, trainer.best = guard, settings.save_total_limit, best
+        trainer = _Trainer(model, args, collate, dataset, callbacks=[meter])
+    trainer.keep, trainer.best = settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
     # torch.compile replaces the stock attention itself.
     attention = nullcontext() if args.torch_compile else blocked_attention(model)
     began = time.perf_counter()
     try:
-        with checkpoints.weights_only(checkpoint), _memory_errors(trainer), attention:
+        with checkpoints.weights_only(checkpoint), attention:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        examples, tokens = trainer.micro_batch
+        raise TrainingError(
+            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in a forward pass; "
+            f"{intact(folder)}. Try --resume --set training.gradient_checkpointing=true, or a new run with "
+            "training.per_device_train_batch_size=1, --lora or a shorter train_length"
+        ) from error
     finally:
         meter.stop()
         model.config.use_cache = use_cache
@@ -115,30 +126,9 @@ def train(
     )
 
 
-def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
-    """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
-    if not resume and (existing := checkpoints.complete_checkpoints(folder)):
-        raise RunError(f"{folder} already holds {existing[-1].name}; pass --resume, or another folder with --out")
-    if checkpoint := checkpoints.latest_complete(folder):
-        checkpoints.require_same_setup(checkpoint, processes.engine(), world_size)
-    return checkpoint
-
-
-def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
-    """Return the examples of the run as one epoch; a resume after the last step then trains no further."""
-    available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.global_batch_size
-    if available < needed:
-        raise RecipeError(
-            f"the data set has {counted(available, 'example')}, and training.max_steps x global_batch_size needs {needed:,}; set "
-            f"training.max_steps={available // settings.global_batch_size} or give more"
-        )
-    return dataset if available == needed else Subset(dataset, range(needed))
-
-
 class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
-    guard: "NonFiniteGuard"
     keep: int  # complete checkpoints
     best: Callable[[], int | None]
     micro_batch = (0, 0)  # examples, tokens
@@ -153,15 +143,7 @@ class _Trainer(Trainer):
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Restore the stock forward: Accelerate's copies all logits to float32. The loss gets the same autocast."""
         assert isinstance(self.model, torch.nn.Module)
-        before = {name: buffer.dtype for name, buffer in self.model.named_buffers()}
         prepared = super()._prepare_for_training(*args, **kwargs)
-        processes.require_engine(prepared[0])
-        cast_to = {b.dtype for name, b in self.model.named_buffers() if b.dtype != before.get(name, b.dtype)}
-        if cast_to:
-            raise TrainingError(
-                f"{processes.engine()} cast the rotary frequencies to {cast_to.pop()}, which rounds positions; DeepSpeed before "
-                "0.19.2 does: pip install -U deepspeed, or choose --launch ddp or fsdp"
-            )
         if forward := vars(self.model).pop("_original_forward", None):
             del self.model.forward
             # Setting the class's own would let the model hold itself, and stay in memory.
@@ -186,10 +168,8 @@ class _Trainer(Trainer):
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
         with in_slices(net) if self._sliced else nullcontext():
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
-            self.guard.check(self.args, self.state.global_step + 1)
-            self.guard.see_loss(loss.detach())
+            self._require_finite(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
     def _needs_slices(self, tokens: int) -> bool:
@@ -204,9 +184,28 @@ class _Trainer(Trainer):
         return worth_chunking(tokens, vocabulary, model.device.type) and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Check the gradient norm, and the losses since the last log, right before each optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
-        self.guard.see_grad_norm(norm)
+        self._require_finite(self._tr_loss, norm)
         return norm
+
+    def _require_finite(self, loss: torch.Tensor, norm: torch.Tensor | float = 0.0) -> None:
+        """Stop the run before an optimizer step that would write NaN or infinity into the weights.
+
+        Both stay on the device and are read once a step. Under fp16 the loss scaler skips steps with infinite gradients, so
+        only the loss is checked.
+        """
+        args = self.args
+        if math.isfinite(float(loss if args.fp16 else loss + norm)):
+            return
+        what = "the gradient norm" if math.isfinite(float(loss)) else "the loss"
+        other = "bf16" if args.fp16 else "float32" if args.bf16 else None
+        precision = f"training.precision={other} or " if other else ""
+        raise NonFiniteLossError(
+            f"step {self.state.global_step + 1}: {what} is not finite, and the weights were not updated; "
+            f"{intact(Path(str(args.output_dir)))}. Try {precision}a training.learning_rate below {args.learning_rate:g} in a "
+            "new run (another --out)"
+        )
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         folder = Path(str(self.args.output_dir))
@@ -224,45 +223,6 @@ class _Trainer(Trainer):
         self.accelerator.wait_for_everyone()
 
 
-class NonFiniteGuard(TrainerCallback):
-    """Stop the run before an optimizer step that would write NaN or infinity into the weights.
-
-    Losses and gradient norm stay on the device and are read once a step, so that gradient accumulation needs no extra
-    synchronisation. Under fp16 the loss scaler skips steps with infinite gradients, so only the loss is checked.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._loss: torch.Tensor | None = None
-        self._grad_norm: torch.Tensor | float = 0.0
-
-    def see_loss(self, loss: torch.Tensor) -> None:
-        """Add the detached loss of one micro-batch; the sum is non-finite if one of its terms is."""
-        self._loss = loss.sum() if self._loss is None else self._loss + loss.sum()
-
-    def see_grad_norm(self, norm: torch.Tensor | float) -> None:
-        """Take the norm of the gradients that the next update applies."""
-        self._grad_norm = norm
-
-    def check(self, args: Any, step: int) -> None:
-        """Check the losses and the gradient norm since the last check."""
-        loss, norm = self._loss, 0.0 if args.fp16 else self._grad_norm
-        self._loss, self._grad_norm = None, 0.0
-        assert loss is not None, "the guard got no loss since the last optimizer step"
-        if math.isfinite(float(loss + norm)):
-            return
-        what = "the gradient norm" if math.isfinite(float(loss)) else "the loss"
-        other = "bf16" if args.fp16 else "float32" if args.bf16 else None
-        precision = f"training.precision={other} or " if other else ""
-        raise NonFiniteLossError(
-            f"step {step}: {what} is not finite, and the weights were not updated; {intact(self._folder)}. Try {precision}a "
-            f"training.learning_rate below {args.learning_rate:g} in a new run (another --out)"
-        )
-
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.check(args, state.global_step + 1)
-
-
 class _Meter(TrainerCallback):
     """Call ``on_step`` after each step and ``on_log`` at each logged step, and show progress.
 
@@ -271,8 +231,8 @@ class _Meter(TrainerCallback):
 
     def __init__(
         self,
-        on_log: Callable[[dict[str, Any]], None] | None,
-        on_step: Callable[[int], None] | None,
+        on_log: Callable[[dict[str, Any]], None],
+        on_step: Callable[[int], None],
         save_at: Collection[int],
         shown: bool,
     ) -> None:
@@ -293,11 +253,10 @@ class _Meter(TrainerCallback):
         control.should_save |= step in self._save_at
         # Trainer keeps no running loss in a checkpoint, so a resume logs the mean of the steps after it.
         control.should_log |= control.should_save
-        if self._on_step:
-            began = time.perf_counter()
-            self._on_step(step)
-            took = time.perf_counter() - began
-            self._time, self.paused = self._time + took, self.paused + took
+        began = time.perf_counter()
+        self._on_step(step)
+        took = time.perf_counter() - began
+        self._time, self.paused = self._time + took, self.paused + took
         self._show(state)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -307,7 +266,7 @@ class _Meter(TrainerCallback):
         now, tokens = time.perf_counter(), state.num_input_tokens_seen
         speed = (tokens - self._tokens) / (now - self._time)
         self._tokens, self._time, self._loss = tokens, now, f"{logs['loss']:.3f}"
-        if self._on_log and state.is_world_process_zero:
+        if state.is_world_process_zero:
             record = {key: logs.get(key) for key in ("loss", "learning_rate", "grad_norm")}
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
         self._show(state)
@@ -322,25 +281,3 @@ class _Meter(TrainerCallback):
     def stop(self) -> None:
         """End the display, also after an error."""
         self._display.close()
-
-
-@contextmanager
-def _memory_errors(trainer: _Trainer) -> Iterator[None]:
-    """Explain an out-of-memory error in this context by the running Trainer's micro-batch."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        examples, tokens = trainer.micro_batch
-        held = f"with {examples} x {tokens:,} tokens in a forward pass" if examples else "before the first forward pass"
-        fixes = {
-            "--resume --set training.gradient_checkpointing=true": not getattr(trainer.args, CHECKPOINTING),
-            "a new run with training.per_device_train_batch_size=1": examples > 1,
-            "a new run with --lora": not hasattr(trainer.model, "peft_config"),
-            "a new run with a shorter train_length": True,
-        }
-        raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory {held}; {intact(Path(str(trainer.args.output_dir)))}. Try "
-            f"{', or '.join(fix for fix, helps in fixes.items() if helps)}"
-        ) from error

@@ -66,7 +66,7 @@ def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) 
     ours = Engine("transformers", sys.executable, transformers.__version__)
     assert ours in find_engines()
     installed = {sys.executable: {"transformers": "5.24.0"}, "other": {"transformers": "4.57.6", "vllm": "0.32.0"}}
-    monkeypatch.setattr(module, "_installed", installed.__getitem__)
+    monkeypatch.setattr(module, "_versions", installed.__getitem__)
     theirs = [Engine("transformers", "other", "4.57.6"), Engine("vllm", "other", "0.32.0")]
     assert find_engines([], ["other"])[1:] == theirs
     assert find_engines(["vllm"], ["other"]) == theirs[1:]
@@ -91,8 +91,6 @@ def test_an_adapter_and_code_of_the_hub_are_refused(model: Path, tmp_path: Path)
 def test_no_more_than_length_and_the_target_is_read(model: Path) -> None:
     assert lengths_of(str(model), None) == lengths_of(str(model), 4096) == (128, 128)
     assert lengths_of(str(model), 96) == (96, 96)
-    with pytest.raises(RecipeError):
-        lengths_of(str(model), 32)
 
 
 class Answering(Engine):
@@ -129,14 +127,11 @@ def test_differences_by_depth() -> None:
     assert not compared("it cannot").agrees
 
 
-def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_a_note() -> None:
+def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_none() -> None:
     request = Request("DIR", [1] * 2047, PLACES, 2048, ("a", "b", "c"), [[1, 2], [3], [4, 5]])
     same = places(-1.0, -1.0, -1.0)
-    hard = compared({"places": same, "tokens": [[1, 2], [3], [4, 6]]}, None, request)
-    assert hard.agrees
-    assert hard.note
-    plain = compared({"places": same, "tokens": [[1, 2, 2], [3], [4, 5]]}, None, request)
-    assert not plain.agrees
+    assert compared({"places": same, "tokens": [[1, 2], [3], [4, 6]]}, None, request).agrees
+    assert not compared({"places": same, "tokens": [[1, 2, 2], [3], [4, 5]]}, None, request).agrees
 
 
 @pytest.mark.parametrize("far", [0.0, 0.5, "vllm 1.0 cannot read it"])
@@ -149,7 +144,7 @@ def test_the_command_ends_with_status_1_if_an_engine_differs(
         by = 0.0 if self.name == "transformers" else far
         return {"places": [[(token, -1.0 - token - by) for token in range(20)] for _ in request.places]}
 
-    monkeypatch.setattr(module, "_installed", lambda python: dict.fromkeys(module.ENGINES, "1.0"))
+    monkeypatch.setattr(module, "_versions", lambda python: dict.fromkeys(("transformers", "vllm"), "1.0"))
     monkeypatch.setattr(Engine, "answer", answer)
     status = 0
     try:

@@ -105,9 +105,7 @@ def test_a_conversion_that_fails_leaves_no_file(steps: list[str], tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "error"), [("f16", "m.gguf", RunError), ("f16", "models", RunError), ("q8", "n.gguf", RecipeError)]
-)
+@pytest.mark.parametrize(("kind", "name", "error"), [("f16", "m.gguf", RunError), ("q8", "n.gguf", RecipeError)])
 def test_no_file_is_overwritten_and_name_and_type_are_known(kind, name, error, tmp_path: Path) -> None:
     (tmp_path / "m.Modelfile").touch()
     with pytest.raises(error):
@@ -124,7 +122,7 @@ def engines(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
         values = [[(token, -1.0 - token - by) for token in range(20)] for _ in request.places]
         return {"places": values, "tokens": answers["tokens"] or request.tokens}
 
-    monkeypatch.setattr(check, "_installed", lambda python: dict.fromkeys(check.ENGINES, "1.0"))
+    monkeypatch.setattr(check, "_versions", lambda python: dict.fromkeys(("transformers", "xllamacpp"), "1.0"))
     monkeypatch.setattr(Engine, "answer", answer)
     return answers
 

@@ -56,7 +56,7 @@ def write(folder: Path, *splits: str) -> Path:
 
 
 def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
-    return list(Benchmarks(words, data, tasks).found[1])
+    return list(Benchmarks(words, data, tasks).ready[1])
 
 
 def test_a_list_of_tasks_with_their_examples() -> None:

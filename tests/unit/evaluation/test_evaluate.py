@@ -86,7 +86,7 @@ def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, wi
     base = checkpoint(tmp_path / "model", window=window)
     evaluation = planned(files, **BEST | {"model": str(base), "target": 2 * window})
     model = load_model(str(base))
-    rows = np.stack([segment.tokens for segment in evaluation.far])
+    rows = np.stack([segment.tokens for segment in evaluation.texts[0].far])
     with torch.inference_mode():
         likelihoods = torch.log_softmax(model(torch.from_numpy(rows)).logits.double(), -1)
     far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(3) for t in range(window, 2 * window)]

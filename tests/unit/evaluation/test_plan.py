@@ -5,7 +5,6 @@ from dataclasses import replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ from transformers import LlamaConfig
 
 from skipwise.data.ruler import TASKS
 from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
-from skipwise.evaluation.measure import Workload, measure, missing, too_long
+from skipwise.evaluation.evaluate import answer, explained_answers, too_long
 from skipwise.evaluation.perplexity import sliding_perplexity
-from skipwise.evaluation.plan import plan_model, plan_prompts, plan_readings
+from skipwise.evaluation.plan import Subject, Workload, missing, plan_model, plan_prompts, plan_readings, plan_subjects
 from skipwise.evaluation.specification import (
     EvaluatedModel,
     Specification,
@@ -28,14 +27,12 @@ from skipwise.evaluation.specification import (
     specify,
 )
 from skipwise.evaluation.texts import EvaluationText, Segment
-from skipwise.extend import _measure_step
 from skipwise.model.config import load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
-from skipwise.training.trainer import _memory_errors
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
 QUIET = Console(quiet=True)
@@ -67,33 +64,33 @@ def keys(batches) -> list[str]:
     return [request.key for request in requests(batches)]
 
 
-def prompts(specification: Specification, model: EvaluatedModel = MODEL, console: Console = QUIET, **how) -> list:
-    return list(plan_prompts(specification, model, byte_tokenizer(), console, **how))
+def prompts(specification: Specification, model: EvaluatedModel = MODEL) -> list:
+    return plan_prompts(specification, model, byte_tokenizer())[0]
 
 
 def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     rule = changed(READ, tasks=["passkey", "keys", "ruler:vt"], prompt_lengths=[1024, 2048, 4096], num_prompts=1)
     base = replace(MODEL, original=2048, control=True)
-    planned = requests(plan_model(rule, base, byte_tokenizer(), [TEXT], QUIET, more=[48, 2048]))
+    planned = requests(plan_model(rule, Subject(base, byte_tokenizer(), [TEXT], {48, 2048}))[0])
     assert {r.window for r in planned if r.kind == "reading" and r.mode == "sliding"} == {48, 64}
     assert {(r.task, r.length) for r in planned if r.kind != "reading"} == {
         ("passkey", 2048),
         ("vt", 1024),
         ("vt", 2048),
     }
-    own = requests(plan_model(rule, MODEL, byte_tokenizer(), [TEXT], QUIET, more=[48]))
+    own = requests(plan_model(rule, Subject(MODEL, byte_tokenizer(), [TEXT], {48}))[0])
     assert {r.window for r in own if r.kind == "reading" and r.mode == "sliding"} == {32, 48, 64}
     assert len([r for r in own if r.kind != "reading"]) == 9
 
 
 def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
     short = changed(ASKED, tasks=["passkey", "ruler:vt"], prompt_lengths=[64, 420])
-    console = Console(file=StringIO())
-    assert {(r.task, r.length) for r in requests(prompts(short, console=console))} == {("passkey", 420)}
-    assert console.file.getvalue()
-    assert prompts(short, required=True)
+    console, subjects = Console(file=StringIO()), [Subject(MODEL, byte_tokenizer(), [])]
+    [planned] = plan_subjects(short, subjects, console, required=True).batches
+    assert {(r.task, r.length) for r in requests(planned)} == {("passkey", 420)}
+    assert "64 tokens" in console.file.getvalue()
     with pytest.raises(TooShortError):
-        prompts(changed(short, prompt_lengths=[64]), required=True)
+        plan_subjects(changed(short, prompt_lengths=[64]), subjects, QUIET, required=True)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"tasks": ["lines"]}, {"stride": 8}])
@@ -110,13 +107,13 @@ def test_other_settings_and_another_model_make_other_requests(change) -> None:
 
 
 def batches_of(*texts) -> list:
-    return [*plan_readings(READ, MODEL, texts or [TEXT]), *plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)]
+    return [*plan_readings(READ, MODEL, texts or [TEXT]), *prompts(ASKED)]
 
 
 def test_every_request_gets_the_record_of_its_key() -> None:
     model, batches = llama(512), batches_of()
     made: list = []
-    measure(model, batches, QUIET, made.append)
+    answer(model, batches, QUIET, made.append)
     assert sorted(r.key for r in made) == sorted(keys(batches))
     shards = [keys(missing(batches, set(), (part, 3))) for part in (1, 2, 3)]
     assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
@@ -130,19 +127,14 @@ def test_every_request_gets_the_record_of_its_key() -> None:
         assert record.tokens == len(tokens) - 1
 
 
-def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path, monkeypatch) -> None:
+def test_too_little_memory_is_an_error_of_the_evaluation(monkeypatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA")
 
     [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
     monkeypatch.setattr(type(batch), "answers", full)
     with pytest.raises(EvaluationError):
-        measure(llama(), [batch], QUIET, print)
-    trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
-    batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
-    evaluation = SimpleNamespace(step_batches=lambda step: [batch])
-    with pytest.raises(EvaluationError), _memory_errors(trainer):
-        _measure_step(evaluation, run, llama(), 2)
+        list(explained_answers(llama(), batch))
 
 
 def test_lengths_that_no_memory_holds_are_refused() -> None:

@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from skipwise.errors import EvaluationError, RecipeError
-from skipwise.evaluation import server as server_module
 from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, find_models
@@ -47,8 +46,7 @@ def served():
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    monkeypatch.setattr(server_module, "_WAITS", (0.0, 0.0))
+def _without_key(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -91,7 +89,7 @@ def test_the_key_is_sent_and_not_printed(model, served, tmp_path, monkeypatch) -
     assert "hidden" not in str(refusal.value)
 
 
-def test_addresses_and_protocols(served) -> None:
+def test_addresses_and_protocols(served, monkeypatch) -> None:
     assert connect(f"{served.url}/v1/").url == connect(served.url).url == served.url
     for url in ("localhost:8000", "", "http://me:secret@localhost:8000"):
         with pytest.raises(RecipeError) as refusal:
@@ -103,6 +101,9 @@ def test_addresses_and_protocols(served) -> None:
             connect(served.url)
     served.get = lambda path: (200, b'{"data": [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}]}')
     assert (connect(served.url).window, connect(served.url).engine) == (512, "llamacpp")
+    monkeypatch.setattr("skipwise.evaluation.server.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match="openai"):
+        connect(served.url)
 
 
 @pytest.mark.parametrize(

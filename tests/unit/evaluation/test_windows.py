@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.evaluation.windows import Window, position_buckets, sliding_windows
+from skipwise.evaluation.perplexity import Window, position_buckets, sliding_windows
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.data())

@@ -17,7 +17,7 @@ from skipwise.model.extension import Extension, plan_extension
 from skipwise.model.loading import load_model, save_extended
 from skipwise.model.origin import Origin, weights_fingerprint, write_seal
 from skipwise.recipes.schema import Data, Lora
-from skipwise.report.model_card import write_card
+from skipwise.report.sharing import write_card
 from tests.tiny import byte_tokenizer, checkpoint
 
 TARGET = 256

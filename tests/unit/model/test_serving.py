@@ -1,7 +1,7 @@
 """Lines of the model card for each engine."""
 
 from skipwise.method.interpolation import Rope, rope_parameters
-from skipwise.report.model_card import llama_cpp
+from skipwise.report.sharing import llama_cpp
 
 ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0
 

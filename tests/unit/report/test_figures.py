@@ -11,9 +11,9 @@ import pytest
 from skipwise.method.coverage import coverage
 from skipwise.report import figures
 from skipwise.report.canvas import Plot
-from skipwise.report.figures import coverage_figure, draw_figures
-from skipwise.report.folder import Folder, read_folder
+from skipwise.report.figures import draw_figures
 from skipwise.report.numbers import ReportData
+from skipwise.report.rows import Folder, read_folder
 from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_folder, readings, trials
 
@@ -111,10 +111,3 @@ def test_ruler_has_averages_and_a_heat_map_of_tasks(evaluation, tmp_path):
     assert [row[:4] for row in plots["ruler"].data] == [["m", w, 1, 0.5] for w in WINDOWS]
     cells = {(row[1], row[2]): row[4] for row in plots["ruler-tasks"].data}
     assert len(cells) == 5
-
-
-def test_a_coverage_figure_has_the_format_of_its_ending(tmp_path):
-    coverage_figure([CURVE], tmp_path / "a" / "c.svg")
-    coverage_figure([CURVE], tmp_path / "c.png")
-    ElementTree.parse(tmp_path / "a" / "c.svg")
-    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.report.folder import read_folder
 from skipwise.report.numbers import ReportData
 from skipwise.report.page import write_page
+from skipwise.report.rows import read_folder
 from tests.measured import ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
 

@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from skipwise.errors import RunError
-from skipwise.report.folder import Folder, read_folder
-from skipwise.report.model_card import eval_results
-from skipwise.report.numbers import ReportData
-from skipwise.report.rows import COST_LIMIT, benchmarks_of, judgements, other_text_warning, other_texts, rows_of
-from skipwise.report.tables import Table, rich_table, summary_markdown, summary_table, tables_of
-from skipwise.report.trackers import scalars
+from skipwise.report.numbers import Number, ReportData
+from skipwise.report.page import Table, rich_table, summary_markdown, summary_table, tables_of
+from skipwise.report.rows import COST_LIMIT, Folder, benchmarks_of, judge, read_folder, rows_of
+from skipwise.report.sharing import eval_results, scalars
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, append_record
 from skipwise.results.scores import PAPER
 from skipwise.results.statistics import FEWEST_SEGMENTS
@@ -26,7 +24,7 @@ KINDS = ("prose", "mathematics", "code")
 
 
 def judged(*records, info=INFO):
-    [one] = judgements(rows_of([Folder("run", list(records), info)]))
+    [one] = judge(rows_of([Folder("run", list(records), info)]))
     return one
 
 
@@ -55,7 +53,7 @@ def test_every_number_has_its_formula(tmp_path) -> None:
         random_readings(seed, name, window) for seed, name, window in ((0, "m", 2048), (1, "m", 256), (2, "base", 256))
     )
     records = [*whole, *reversed(short), *base[3:], *base[:3], *trials("m", 256, 40, 40), *trials("m", 2048, 39, 40)]
-    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    [one] = judge(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
     row, every = one.row, slice(None)
 
     def total(read, buckets=every, what="nll") -> float:
@@ -120,26 +118,31 @@ def test_settings_of_a_resumed_run_select_its_records(tmp_path) -> None:
     assert set(row.perplexity) == {256, 512}  # the original has its own window too
     assert [r.document for r in row.readings(512)] == ["d0", "d2"]
     assert row.found == {"passkey": {512: (4, 4)}}
-    assert other_texts(folder) == []
+    assert other_text_costs(folder) == {}
     folder = read_folder(run_folder(tmp_path / "b", records, {**INFO, "evaluation": {}}))
     assert set(rows_of([folder])[0].perplexity) == {256, 512, 1024}
-    assert other_texts(folder)
+    assert other_text_costs(folder)
+
+
+def other_text_costs(folder: Folder) -> dict[str, Number]:
+    """Change of the loss by kind of text."""
+    return {number.text: number for number in ReportData([folder]).numbers if number.measure.short == "cost"}
 
 
 def test_other_text_is_paired_by_segment() -> None:
-    texts = other_texts(Folder("run", other_text(prose=0.05, code=-0.02), INFO))
-    prose, mathematics, code = (text for text in texts if text.measure == "loss (nats)")
-    assert prose.base == pytest.approx(2.0 + 0.5 * 3.5)
-    assert prose.own == pytest.approx(prose.base + 0.05)
+    folder = Folder("run", other_text(prose=0.05, code=-0.02), INFO)
+    costs, [table] = other_text_costs(folder), tables(folder)["other text"]
+    assert table.rows[0][:3] == ["prose, loss (nats)", "3.750", "3.800"]  # 2.0 + 0.5 * 3.5
+    prose = costs["prose"].value
     # Segments differ by 0.5 nats, their differences by none.
-    assert [prose.change.low, prose.change.mean, prose.change.high] == pytest.approx([0.05] * 3)
-    assert (code.change.mean, mathematics.change.mean) == (pytest.approx(-0.02), 0)
+    assert [prose.low, prose.mean, prose.high] == pytest.approx([0.05] * 3)
+    assert (costs["code"].value.mean, costs["mathematics"].value.mean) == (pytest.approx(-0.02), 0)
     for rise, warned in ((0.029, False), (0.031, True)):
-        assert bool(other_text_warning(Folder("run", other_text(code=rise), INFO))) is warned
+        assert bool(ReportData([Folder("run", other_text(code=rise), INFO)]).warnings) is warned
     shared = [*segments("original", "prose", 2.0)[:3], *segments("pose", "prose", 2.1)]
-    [loss, _] = other_texts(Folder("run", shared, INFO))
-    assert loss.segments == 3
-    assert math.isnan(loss.change.low)
+    cost = other_text_costs(Folder("run", shared, INFO))["prose"]
+    assert cost.count == 3
+    assert math.isnan(cost.value.low)
 
 
 def test_an_evaluation_counts_its_missing_records(tmp_path) -> None:
@@ -224,17 +227,17 @@ def test_an_evaluation_has_positions_and_benchmarks(tmp_path) -> None:
 def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) -> None:
     folder = read_folder(evaluation_folder(tmp_path / "e", [*paper("m", "1110"), *paper("base", "1010")]))
     [[table]] = tables(folder).values()
-    base, own, difference = table.rows
-    assert len(table.head) == 8
-    assert base == ["base", *["50.00 (1.00)"] * 6, f"50.00 ({1 / math.sqrt(6):.2f})"]
-    assert own[:2] == ["m", "75.00 (1.00)"]
-    assert difference[1:] == [*["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
-    [[brief]] = tables(folder, brief=True).values()
-    assert max(map(len, printed(rich_table(brief)).splitlines())) <= 80
+    assert table.head == ["task", "base", "m", "m less its base"]
+    *tasks, average = table.rows
+    assert [row[0] for row in tasks] == [f"{how.title}, {how.fewshot}-shot" for how in PAPER.values()]
+    assert [row[1:] for row in tasks] == [["50.00 (1.00)", "75.00 (1.00)", "+25.00 (25.00)"]] * 6
+    error = f"({1 / math.sqrt(6):.2f})"
+    assert average == ["average", f"50.00 {error}", f"75.00 {error}", f"+25.00 ({25 / math.sqrt(6):.2f})"]
+    assert max(map(len, printed(rich_table(table)).splitlines())) <= 80
     other = [replace(record, questions="others") for record in paper("m", "1110")[:2]]
     folder = read_folder(evaluation_folder(tmp_path / "other", [*other, *paper("base", "1010")]))
     [[table]] = tables(folder).values()
-    assert ["*" in cell for cell in table.rows[2][1:4]] == [True, True, False]  # not paired; not run
+    assert [row[3].endswith("*)") for row in table.rows[:3]] == [True, True, False]  # not paired; not run
 
 
 def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:

@@ -17,7 +17,6 @@ from skipwise.results.records import (
     TrialRecord,
     append_record,
     read_records,
-    require_results,
 )
 
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
@@ -76,23 +75,8 @@ def test_a_line_torn_anywhere_costs_that_record_alone(path: Path) -> None:
     for cut in range(first + 1, len(whole), 9):
         path.write_bytes(whole[:cut])
         assert read_records(path) == [TRAINING]
-        require_results(path)
         append_record(path, READING)
         assert read_records(path) == [TRAINING, READING]
-
-
-@pytest.mark.parametrize(("content", "records"), [("my notes", []), ("my notes\n", [TRAINING]), ('{"a": 1}\n', [])])
-def test_a_file_of_the_users_own_is_refused_and_left_unchanged(path: Path, content: str, records: list) -> None:
-    append_record(path, *records)
-    with open(path, "a") as file:
-        file.write(content)
-    before = path.read_bytes()
-    with pytest.raises(RunError):
-        require_results(path)
-    if not content.endswith("\n"):
-        with pytest.raises(RunError):
-            append_record(path, TRIAL)
-    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"kind": "unknown"}', '{"kind": "training", "step": "a"}'])

@@ -28,9 +28,9 @@ def model(arm: str, *averages: float, tasks: tuple[str, ...] = ("vt", "cwe")) ->
 
 def test_scores_are_means_of_prompts_and_averages_are_means_of_tasks() -> None:
     [scores] = scores_of([*answered("m", "vt", 512, 1.0, 0.5), *answered("m", "cwe", 512, 0.0, 0.1, real=False)])
-    assert scores.score("vt", 512).mean == 0.75
-    assert (scores.score("vt", 512).low, scores.score("vt", 512).high) == wilson_interval(1.5, 2)
-    assert scores.score("vt", 1024) is scores.score("fwe", 512) is None
+    single = scores.average(512, ["vt"])
+    assert (single.mean, single.low, single.high) == (0.75, *wilson_interval(1.5, 2))
+    assert scores.average(1024, ["vt"]) is scores.average(512, ["fwe"]) is None
     average = scores.average(512, ["vt", "cwe"])
     assert average.mean == pytest.approx(0.4)
     assert (average.low, average.high) == pytest.approx(wilson_interval(1.6, 4))

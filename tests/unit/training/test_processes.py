@@ -1,9 +1,6 @@
 """Several processes of one run: how they start, share values and errors, and end."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 
 from skipwise.errors import DataError, RecipeError, TrainingError
 from skipwise.training import processes
@@ -35,35 +32,10 @@ def test_the_error_of_one_process_ends_all(gathered) -> None:
 def test_a_single_process_waits_for_nobody(monkeypatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(processes, "_state", None)
-    with pytest.raises(DataError), processes.together(), processes.main_process_first():
+    with pytest.raises(DataError), processes.together(rank_0_first=True):
         raise DataError("own")
     assert processes.broadcast(3) == 3
     assert processes.is_first()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_goes_first_also_with_an_error(monkeypatch, rank: int) -> None:
-    """Otherwise the others wait for it without end."""
-    order: list[str] = []
-    state = SimpleNamespace(is_main_process=rank == 0, wait_for_everyone=lambda: order.append("wait"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(processes, "_state", lambda: state)
-
-    def work() -> None:
-        order.append("work")
-        raise DataError("own")
-
-    with pytest.raises(DataError), processes.main_process_first():
-        work()
-    assert order == (["work", "wait"] if rank == 0 else ["wait", "work"])
-
-
-def test_a_compiled_engine_is_that_engine(monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    wrapped = type("DistributedDataParallel", (torch.nn.Module,), {})()
-    processes.require_engine(torch.compile(wrapped))
-    with pytest.raises(TrainingError, match="Linear"):
-        processes.require_engine(torch.compile(torch.nn.Linear(1, 1)))
 
 
 def test_launch_starts_one_process_for_each_gpu(monkeypatch) -> None:
@@ -71,6 +43,11 @@ def test_launch_starts_one_process_for_each_gpu(monkeypatch) -> None:
     monkeypatch.setattr(processes, "find_spec", lambda _: None)
     assert processes.processes_of("ddp", None) == 4
     assert processes.processes_of("ddp", 2) == 2
-    for engine, number, cause in (("ddp", 1, "ddp"), ("zero", 2, "zero"), ("zero3", 2, "deepspeed")):
+    for engine, number, cause in (
+        ("ddp", 1, "ddp"),
+        ("zero", 2, "zero"),
+        ("zero3", 2, "deepspeed"),
+        ("fsdp", 2, "GPUs"),
+    ):
         with pytest.raises(RecipeError, match=cause):
             processes.processes_of(engine, number)

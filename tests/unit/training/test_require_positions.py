@@ -16,8 +16,7 @@ from skipwise.model.config import reach_of
 from skipwise.model.extension import plan_extension, set_interpolation
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Positions
-from skipwise.training.collator import PoseCollator
-from skipwise.training.require_positions import RequirePositions, _require_extended
+from skipwise.training.collator import PoseCollator, RequirePositions, _require_extended
 from tests import families
 from tests.tiny import byte_tokenizer, corpus, llama
 

@@ -107,8 +107,7 @@ def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(mon
     monkeypatch.setenv(processes.ENGINE, engine)
     monkeypatch.setattr(processes, "is_first", lambda: True)
     monkeypatch.setattr(processes, "finish", lambda: [monkeypatch.delenv(n) for n in ("WORLD_SIZE", processes.ENGINE)])
-    for name in ("_recorder", "check_frequencies"):
-        monkeypatch.setattr(subject, name, lambda *_: None)
+    monkeypatch.setattr(subject, "check_frequencies", lambda *_: None)
     monkeypatch.setattr(subject, "train", lambda *_, **__: SimpleNamespace(tokens_per_second=1.0, tokens=8))
     monkeypatch.setattr(subject, "_whole", lambda *_: "whole")
     prepared = MagicMock(precision="bf16")

@@ -9,8 +9,8 @@ from skipwise.errors import RunError
 from skipwise.model.config import load_config
 from skipwise.model.cost import parameters_of
 from skipwise.recipes.loading import load_recipe
-from skipwise.training import cost
-from skipwise.training.cost import require_fits, timed_tokens
+from skipwise.training import plan
+from skipwise.training.plan import require_fits, timed_tokens
 from tests.tiny import checkpoint
 from tests.unit.training.test_prepare import prepared
 
@@ -56,7 +56,7 @@ def test_a_run_that_does_not_fit_the_disk_is_refused(tmp_path, monkeypatch, mode
 )
 def test_a_run_that_does_not_fit_the_memory_is_refused(monkeypatch, model, changes, each, fix):
     memory = each * parameters_of(load_config(model))
-    monkeypatch.setattr(cost, "machine_memory", lambda device: memory)
+    monkeypatch.setattr(plan, "machine_memory", lambda device: memory)
     require_fits(recipe(model, **changes), None)
     memory -= 1
     with pytest.raises(RunError, match=fix):
