@@ -13,7 +13,6 @@ import errno
 import os
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +129,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 def pip_install(*extras: str) -> str:
     """Return the pip command that installs the packages of ``extras``; Skipwise itself is on no package index."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     from packaging.requirements import Requirement
 
     try:

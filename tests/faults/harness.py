@@ -64,7 +64,7 @@ _SETTINGS = {
 _EXTEND = ["extend", "../base", "--data", "../text", "--out", "run"]
 _EXTEND += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
 _EVALUATE = ["evaluate", "run/model", "--precision", "float32", "--data", "../text", "--out", "evaluation"]
-_EVALUATE += ["--lengths", "256", "--documents", "2", "--tasks", "passkey", "--trials", "2"]
+_EVALUATE += ["--lengths", "256", "--documents", "2", "--tasks", "passkey", "--num-prompts", "2"]
 _TOKENS = [*_EXTEND, "--dry-run"]
 JOBS = {
     "extend": Job("extend", _EXTEND, [*_EXTEND, "--resume"], ("run", "cache/tokens")),

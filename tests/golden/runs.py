@@ -54,9 +54,9 @@ BEST = {
 
 _PERPLEXITY: list[object] = ["evaluate", f"{UNKNOWN}/model", "--only", "perplexity", "--data", COPY]
 _PERPLEXITY += ["--lengths", _LENGTHS, "--documents", 3]
-_EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--trials", 3]
-_SLIDING = ["--stride", 192, "--tokens-per-document", 1024]
-_PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
+_EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--num-prompts", 3]
+_SLIDING = ["--set", "evaluation.stride=192", "--set", "evaluation.tokens_per_document=1024"]
+_PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--num-prompts", 3, "--seed", 1]
 
 
 def _extend(out: str, sections: dict[str, dict[str, object]], *more: str) -> list[object]:
