@@ -43,7 +43,6 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
         ("--gpu-memory 24GiB", "fits in 25.8 GB", ["yes", "yes"]),
         ("--gpu-memory 8GB --gpus 8", "fits in 8.0 GB", ["yes", "no"]),
         ("--set training.optim=adamw_8bit", "optimizer, each GPU", ["2.1 GB"] * 2),  # a fifth of it is an embedding
-        ("--set lora.base=float32", "weights, each GPU", ["2.7 GB", "2.7 GB"]),
         (
             "--set lora.load_in_4bit=true",
             "weights, each GPU",
@@ -117,7 +116,7 @@ def test_bad_input_is_refused(model, monkeypatch, capsys, words, named) -> None:
 def test_a_scaling_is_replaced_and_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     LlamaConfig(num_hidden_layers=2, max_position_embeddings=8192, rope_parameters=rope).save_pretrained(tmp_path)
-    _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--existing-rope", "replace")
+    _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--interpolation", "yarn")
     assert all(value in " ".join(printed.split()) for value in ("8,192 -> 16,384", "linear x4", "x8", "2,048"))
     MixtralConfig(num_hidden_layers=2, num_local_experts=4).save_pretrained(tmp_path / "experts")
     assert "mixtral" in refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "256k")

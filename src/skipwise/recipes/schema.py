@@ -129,7 +129,6 @@ class Data(Section):
     train_chunk_starts: bool = Field(
         False, description="train the first label of each chunk too, which does not follow from the text before it"
     )
-    cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -254,7 +253,6 @@ class Recipe(Section):
         "auto", description="auto: fitted from 8 times the window on, else yarn"
     )
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
-    existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method = Field(DEFAULT, description="a named set of positions, data and training settings")
     positions: Positions = Positions()

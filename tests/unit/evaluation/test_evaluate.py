@@ -38,7 +38,6 @@ def planned(files, **changes) -> RunEvaluation:
         "model": str(files / "model"),
         "target": 128,
         "data.source": str(files / "text"),
-        "data.cache": str(files / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
         "evaluation.num_prompts": 0,

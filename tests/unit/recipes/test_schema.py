@@ -78,8 +78,8 @@ def test_defaults_are_valid_and_not_shared() -> None:
 
 def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    recipe = load_recipe(None, {"model": "~/m", "data.source": "~/t", "data.cache": "~/c", "evaluation.source": "~/e"})
-    assert (recipe.model, recipe.data.source, recipe.data.cache) == ("/somewhere/m", "/somewhere/t", "/somewhere/c")
+    recipe = load_recipe(None, {"model": "~/m", "data.source": "~/t", "evaluation.source": "~/e"})
+    assert (recipe.model, recipe.data.source) == ("/somewhere/m", "/somewhere/t")
     assert recipe.evaluation.source == ["/somewhere/e"]
 
 
