@@ -57,7 +57,6 @@ _SETTINGS = {
     "evaluation.windows": "[64]",
     "evaluation.prompt_lengths": "[256]",
     "evaluation.num_prompts": 1,
-    "evaluation.segments": 1,
     "evaluation.models": "[trained]",
     "evaluation.other_texts": "false",
 }

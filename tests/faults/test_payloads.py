@@ -41,7 +41,6 @@ SET = {
     "evaluation.windows": "[64]",
     "evaluation.documents": 1,
     "evaluation.num_prompts": 0,
-    "evaluation.segments": 1,
     "evaluation.other_texts": "false",
 }
 EXTEND = ["extend", "model", "--data", "text", "--out", "run"]

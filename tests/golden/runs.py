@@ -18,6 +18,8 @@ from unittest.mock import patch
 import torch
 from matplotlib.figure import Figure
 
+from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.recipes.schema import Recipe
 from tests.golden import examples, read
 from tests.golden.corpus import write_text
 
@@ -38,7 +40,7 @@ DEMO = {
         "learning_rate": 8e-4,
         **_LOGGED,
     },
-    "evaluation": {"documents": 2, "windows": "[256, 512]", "segment_lengths": "[512]", "segments": 2}
+    "evaluation": {"documents": 2, "windows": "[256, 512]"}
     | {"prompt_lengths": "[256, 512]", "num_prompts": 2, "tokens_per_document": 640},
 }
 
@@ -48,7 +50,7 @@ BEST = {
     "training": {"max_steps": 3, "global_batch_size": 2, "per_device_train_batch_size": 1, **_LOGGED}
     | {"learning_rate": 0.02, "warmup_steps": 3},
     "positions": {"chunks": 3},
-    "evaluation": {"models": "[trained]", "documents": 1, "windows": "[512]", "segments": 2, "num_prompts": 0}
+    "evaluation": {"models": "[trained]", "documents": 1, "windows": "[512]", "num_prompts": 0}
     | {"tokens_per_document": 640, "eval_steps": "[1, 2]", "save_best": True},
 }
 
@@ -119,11 +121,22 @@ def workplace(folder: Path) -> Iterator[None]:
     gc.collect()
     gc.freeze()  # training collects garbage when it starts: spare it all that is imported
     try:
-        with patch.dict(os.environ, clean, clear=True), chdir(folder), patch.object(Figure, "savefig", _blank):
+        with (
+            patch.dict(os.environ, clean, clear=True),
+            chdir(folder),
+            patch.object(Figure, "savefig", _blank),
+            patch.multiple("skipwise.evaluation.evaluate", FAR_SEGMENTS=2, specification_of=_by_position),
+        ):
             yield
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+def _by_position(recipe: Recipe, *lengths: Any) -> Specification:
+    """The demo also reads two segments of 512 tokens, as the reproduction does."""
+    asked = specification_of(recipe, *lengths)
+    return asked if recipe.evaluation.save_best else asked.model_copy(update={"segment_lengths": [512], "segments": 2})
 
 
 def _blank(figure: Figure, file: Any, *args: object, **options: object) -> None:

@@ -29,6 +29,7 @@ from skipwise.evaluation.specification import (
     specification_of,
 )
 from skipwise.evaluation.texts import (
+    FAR_SEGMENTS,
     EvaluationText,
     Segment,
     fair_documents,
@@ -312,7 +313,7 @@ def plan_evaluation(
         first = specification.texts[0]
         known = stores[first.source]
         among = fair_documents(known, first, [origin], QUIET)
-        far = spread_segments(known, among, target, specification.segments)
+        far = spread_segments(known, among, target, FAR_SEGMENTS)
         if not far:
             raise DataError(
                 f"evaluation.save_best=true needs documents of the target length, and {first.source} has none of {target:,} tokens; "

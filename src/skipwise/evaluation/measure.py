@@ -20,7 +20,7 @@ from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.plan import Batch, Prompts, Readings, Request
 from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import specification_of
-from skipwise.evaluation.texts import longest_segment, most_segments
+from skipwise.evaluation.texts import FAR_SEGMENTS, longest_segment, most_segments
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
 from skipwise.model.extension import extension_of
@@ -149,11 +149,8 @@ def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
         readings[rule.windows[-1]] += steps * rule.documents
     for length, documents in readings.items():
         yield Workload("windows", length, documents * fed_tokens([document], length, rule.stride_of(length)))
-    segments = {length: texts for length in rule.segment_lengths}
     if steps and rule.save_best:
-        segments[target] = segments.get(target, 0) + steps
-    for length, times in segments.items():
-        yield Workload("windows", length, times * rule.segments * length)
+        yield Workload("windows", target, steps * FAR_SEGMENTS * target)
     if rule.other_texts and (readers := len({*arms} - {"untrained"})):
         length = longest_segment(original)
         yield Workload("windows", length, readers * len(KINDS) * most_segments(length) * length)
@@ -215,7 +212,7 @@ def too_long(parts: Iterable[Workload], config: PretrainedConfig, itemsize: int,
         return ""
     scored = max(needed, key=lambda scored: needed[scored])
     most = int(max(0, memory - weights) // each[scored])
-    setting = "evaluation.windows and segment_lengths" if scored else "evaluation.prompt_lengths"
+    setting = "evaluation.windows" if scored else "evaluation.prompt_lengths"
     return (
         f"{longest[scored]} take {needed[scored] / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} "
         f"tokens may fit. Lower {setting} (--lengths), or use a larger GPU"

@@ -22,6 +22,7 @@ from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
 from skipwise.results.statistics import FEWEST_SEGMENTS
 
+FAR_SEGMENTS = 32  # at most, of the target length, by which the best training step is chosen
 _SEGMENTS = 32  # at most, of each document of other text; one record each
 _TOKENS = 2**14  # at most, of each document of other text
 _FIX = "give more or longer text (--data, or --set evaluation.source=TEXT)"

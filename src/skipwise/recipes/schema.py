@@ -227,8 +227,6 @@ class Evaluation(Section):
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
     num_prompts: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
-    segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
-    segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other_texts: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"
     )

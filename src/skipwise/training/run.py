@@ -95,8 +95,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     rule = recipe.evaluation
     settings["evaluation.save_best"] = rule.save_best
     if rule.save_best:
-        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.segments": rule.segments}
-        settings["evaluation.source"] = recipe.measured_sources[0]
+        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.source": recipe.measured_sources[0]}
     return settings
 
 

@@ -149,11 +149,10 @@ def test_what_a_list_repeats_counts_once() -> None:
         "evaluation.eval_steps": [5, 5],
         "evaluation.windows": ["1k", 1024],
         "evaluation.prompt_lengths": ["1k", "1k", "2k"],
-        "evaluation.segment_lengths": [64, 64],
     }
     evaluation = load_recipe(None, lists).evaluation
     assert (evaluation.models, evaluation.eval_steps, evaluation.windows) == (["trained"], [5], [1024])
-    assert (evaluation.prompt_lengths, evaluation.segment_lengths) == ([1024, 2048], [64])
+    assert evaluation.prompt_lengths == [1024, 2048]
 
 
 def test_a_new_scheme_needs_only_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
