@@ -182,9 +182,7 @@ def check(
 
 def export(
     model: Model,
-    type_: Annotated[
-        str, typer.Option("--type", help="of the weights: f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")
-    ] = "f16",
+    type_: Annotated[str, typer.Option("--type", help="f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")] = "f16",
     out: Annotated[
         Path | None, typer.Option(parser=read_path, metavar="FILE", help="GGUF file to write [NAME-TYPE.gguf]")
     ] = None,
@@ -206,7 +204,7 @@ def publish(
     base: Annotated[str | None, typer.Option(help="the base's name on the hub [from the card]")] = None,
     license_: Annotated[str | None, typer.Option("--license", help="the model's license [from the card]")] = None,
 ) -> None:
-    """Show the files and the card of a model, and publish them on the model hub with --upload."""
+    """Show the files and the card of a model; with --upload publish them on the model hub."""
     console = prepare_process()
     from skipwise.report.model_card import publish
 
