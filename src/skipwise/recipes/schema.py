@@ -144,10 +144,7 @@ class Data(Section):
     @model_validator(mode="after")
     def _stream_ends(self) -> "Data":
         if self.streaming and self.max_train_tokens is None:
-            raise ValueError(
-                f"data.streaming of {self.source} needs a limit; set data.max_train_tokens, e.g. to training.max_steps x "
-                "training.global_batch_size x train_length"
-            )
+            raise ValueError("data.streaming needs a limit; set data.max_train_tokens")
         return self
 
 
@@ -282,12 +279,11 @@ class Recipe(Section):
         steps, last = self.evaluation.eval_steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
-                f"evaluation.eval_steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
+                f"evaluation.eval_steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise max_steps"
             )
         if self.evaluation.save_best and not any(step < last for step in steps or []):
             raise ValueError(
-                f"evaluation.save_best needs evaluation.eval_steps below the last step {last:,}, and evaluation.eval_steps {steps} "
-                "has none; add some, or leave save_best out"
+                f"evaluation.save_best needs a step below {last:,} in evaluation.eval_steps {steps}; add one, or leave it out"
             )
         return self
 
