@@ -47,7 +47,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and its cost")] = False,
 ) -> None:
     """Run the paper's comparisons, in miniature or at full size; a row of several exhibits is trained once."""
-    console = prepare_process(trains=True)
+    console = prepare_process()
     from reproduction.archive import ARCHIVE, pack
     from reproduction.reproduce import list_exhibits, publish_pages, run
     from reproduction.runs import SCALES

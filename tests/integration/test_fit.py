@@ -147,6 +147,7 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
     ("words", "message"),
     [
         (["--target", "128"], "target 128 must exceed the 256"),
+        (["--set", "evaluation.stride=9"], "data.split"),
         (["--target", "1k", "--minutes", "0.1", "--data", "SHORT"], "gives longer text"),
     ],
 )

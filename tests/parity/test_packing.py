@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
                 turns.append({"role": "user", "content": f"{number} asks {turn} " + "word " * (number % 4)})
                 turns.append({"role": "assistant", "content": f"says {number} {turn} " + "more " * (number % 5)})
             file.write(json.dumps({"messages": turns}) + "\n")
-    return build_token_store(Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache")), tokenizer)
+    return build_token_store(Data(source=str(folder / "chat.jsonl")), tokenizer)
 
 
 def data_of(store: TokenStore, **options: Any) -> PoseDataset:

@@ -162,7 +162,8 @@ class Specification(Evaluation):
     windows_per_document: int = 1  # times the largest window that is read of each document
     tasks: list[str] = Field([])
     prompt_lengths: list[int] = Field([])
-    segment_lengths: list[int] = Field([])
+    segment_lengths: list[int] = Field([])  # read once, for loss by position
+    segments: int = 32  # at most, of each of these lengths
     seed: int = Field(0, ge=0)  # of the prompts
     depths: Literal["random", "spread"] = "spread"  # of the hidden number: random as in the paper, or over tenths
     precision: str = "float32"
@@ -267,7 +268,6 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         "windows": windows,
         "tasks": read_tasks(settings["tasks"], Path(data) if data else None) if asks else [],
         "prompt_lengths": (settings.get("prompt_lengths") or windows) if asks else [],
-        "segment_lengths": settings.get("segment_lengths") or [],
     }
     try:
         made = Specification(**{**settings, **resolved, "original": original, "target": target})

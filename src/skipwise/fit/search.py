@@ -68,7 +68,7 @@ def fit(
         config,
         target_length=target,
         original_length=origin.original_length if origin else None,
-        existing_rope="replace",
+        interpolation="none",
         base_theta=origin.rope_theta if origin else None,
     )
     original, reached = template.rope.original_length, template.target_length

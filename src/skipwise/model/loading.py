@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def load_model(
     require_unchanged(Path(folder))
     config = load_config(name)
     if target_length is not None or interpolation is not None:
-        extension = plan_extension(config, target_length=target_length, interpolation=interpolation or "yarn")
+        extension = plan_extension(config, target_length=target_length, interpolation=interpolation)
+        extension = extension if interpolation else replace(extension, interpolation="yarn")
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)

@@ -77,7 +77,7 @@ class Origin:
             "original_length": self.original_length,
             "target_length": self.target_length,
             "rope_theta": self.rope_theta,
-            "data": self.text.model_dump(exclude={"cache"}),
+            "data": self.text.model_dump(),
             "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
         }
         write_seal(folder, about)

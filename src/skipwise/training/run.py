@@ -88,15 +88,14 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
-    The evaluation decides it only if the best step is kept; the cache never does, nor the method's name.
+    The evaluation decides it only if the best step is kept; streaming and the method's name never do.
     """
-    free: Any = {"method": True, "evaluation": True, "data": {"cache", "streaming"}}
+    free: Any = {"method": True, "evaluation": True, "data": {"streaming"}}
     settings = _flatten(recipe.model_dump(mode="json", exclude=free))
     rule = recipe.evaluation
     settings["evaluation.save_best"] = rule.save_best
     if rule.save_best:
-        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.segments": rule.segments}
-        settings["evaluation.source"] = recipe.measured_sources[0]
+        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.source": recipe.measured_sources[0]}
     return settings
 
 

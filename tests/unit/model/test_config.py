@@ -76,9 +76,7 @@ def test_experts_are_counted_wherever_a_config_names_them() -> None:
 
 def saved(family: str, interpolation: str, folder: Path) -> dict:
     config = copy.deepcopy(families.config(family))
-    extension = plan_extension(
-        config, target_length=512, original_length=64, interpolation=interpolation, existing_rope="replace"
-    )
+    extension = plan_extension(config, target_length=512, original_length=64, interpolation=interpolation)
     set_interpolation(config, extension)
     config.save_pretrained(folder)
     write_legacy_keys(folder)

@@ -17,9 +17,7 @@ from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint, llama
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-MADE = Origin(
-    "base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"), "ab12", 512
-)
+MADE = Origin("base", 64, Data(source="mine", held_out=0.4), np.array([2**63, 1, 7], dtype="<u8"), "ab12", 512)
 
 
 @pytest.fixture(scope="module")
