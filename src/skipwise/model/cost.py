@@ -36,7 +36,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model import lora
-from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
 from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.model.config import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
@@ -303,9 +302,7 @@ class Speed:
         heads, size = text.num_attention_heads, head_size(text)
         query = torch.ones(1, heads, length, size, dtype=dtype, device=device)
         with torch.inference_mode():
-            blocked = device.type == "cpu" and precision == "bf16" and is_faster()
-            fused = partial(scaled_dot_product_attention, is_causal=True)
-            attention = partial(attend, mask=None, scale=1.0) if blocked else fused
+            attention = partial(scaled_dot_product_attention, is_causal=True)
             return cls(
                 2.0 * tokens * weight.numel() / _seconds(lambda: linear(states, weight), device),
                 2.0 * length**2 * heads * size / _seconds(lambda: attention(query, query, query), device),
@@ -322,7 +319,7 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
         states = torch.full((1, window, model.config.hidden_size), 0.01, device=device)
 
         def step() -> None:
-            with autocast(device, precision), blocked_attention(model):
+            with autocast(device, precision):
                 model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
 
         return _seconds(step, device)

@@ -11,11 +11,11 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, RunError, out_of_memory, reason
 from skipwise.model import lora
+from skipwise.model.attention import mask_by_position
 from skipwise.model.config import load_config, resolve, unreadable, write_legacy_keys
 from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
 from skipwise.model.origin import FILE, Origin, read_seal, require_unchanged, weights_fingerprint
 from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
-from skipwise.model.sliding import mask_by_position
 from skipwise.results.files import fresh_folder
 
 UNSAVED = "unsaved_sampling"
@@ -53,7 +53,7 @@ def load_model(
     """Load a causal model, unchanged or with an interpolation in its config.
 
     Rotary frequencies are float32 for every ``dtype`` and checked against the float64 formula to 1e-6. Sliding layers count
-    their window in positions while the model trains (``skipwise.model.sliding``).
+    their window in positions while the model trains (``skipwise.model.attention``).
 
     Args:
         name: ``nano``, a folder (also an adapter's, which is merged into its base), or a name on the hub.

@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 from skipwise.data.examples import PoseDataset
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
+from skipwise.model.attention import takes_packed
 from skipwise.model.config import reach_of
 from skipwise.model.lora import stock_model
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import probe_connectivity
-from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
 

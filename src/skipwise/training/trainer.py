@@ -19,12 +19,11 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError, counted, out_of_memory
-from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.attention import mask_by_position
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
-from skipwise.model.sliding import mask_by_position
 from skipwise.progress import progress as show_progress
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
@@ -89,11 +88,9 @@ def train(
         trainer = _Trainer(model, args, collate, examples, callbacks=[guard, meter])
     trainer.guard, trainer.keep, trainer.best = guard, settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
-    # torch.compile replaces the stock attention itself.
-    attention = nullcontext() if args.torch_compile else blocked_attention(model)
     began = time.perf_counter()
     try:
-        with checkpoints.weights_only(checkpoint), _memory_errors(trainer), attention:
+        with checkpoints.weights_only(checkpoint), _memory_errors(trainer):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         meter.stop()

@@ -8,7 +8,7 @@ from torch.profiler import profile
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from skipwise.model import cost as subject
-from skipwise.model.blocked_attention import CACHE
+from skipwise.model.attention import CACHE
 from skipwise.model.cost import (
     CHECKPOINTING,
     OPTIMIZER_BYTES,
