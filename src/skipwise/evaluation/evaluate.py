@@ -37,7 +37,7 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.model.config import load_config
-from skipwise.model.cost import parameters_of
+from skipwise.model.cost import meta_model
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin, weights_fingerprint
@@ -333,7 +333,7 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
         EvaluationError: a length is certain not to fit.
     """
     config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
-    weights = itemsize * (parameters_of(config) or 0)
+    weights = itemsize * meta_model(config).num_parameters()
     require_memory(workloads(evaluation.all_batches), config, itemsize, weights, device)
 
 

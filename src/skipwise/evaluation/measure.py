@@ -22,7 +22,7 @@ from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import specification_of
 from skipwise.evaluation.texts import longest_segment, most_segments
 from skipwise.model.config import load_config
-from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
+from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import extension_of
 from skipwise.model.precision import default_device
 from skipwise.progress import progress
@@ -80,8 +80,8 @@ def measure(
 ) -> None:
     """Answer every request under one progress bar; ``on_record`` gets each record."""
     label = batches[0].requests[0].arm
-    cost = ForwardCost.of(model)
-    operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
+    cost, speed = ForwardCost.of(model), Speed(1, 1)
+    operations = [cost.token_seconds(batch.length, speed, scored=isinstance(batch, Readings)) for batch in batches]
     total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))
     with progress(f"measuring {label}", total, console) as work:
         for batch, each in zip(batches, operations, strict=True):
@@ -166,16 +166,15 @@ def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed
     """Return the seconds of reading, by kind and length; shared prefixes and the decoding of answers are not counted."""
     seconds: dict[str, float] = {}
     for part in parts:
-        linear, attention = cost.of_token(part.length, scored=part.scored)
-        each = linear / speed.linear + attention / speed.attention
+        each = cost.token_seconds(part.length, speed, scored=part.scored)
         seconds[str(part)] = seconds.get(str(part), 0.0) + part.tokens * each
     return seconds
 
 
 def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: str) -> dict[str, float]:
     """Return the seconds of batches on this machine, from a short timing of the model's layers."""
-    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, default_device())
-    return measuring_seconds(workloads(batches), cost, speed)
+    speed = Speed.measured(config, precision, default_device())
+    return measuring_seconds(workloads(batches), ForwardCost.of(meta_model(config)), speed)
 
 
 def time_of(seconds: dict[str, float]) -> str:
@@ -192,9 +191,10 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     parts = list(planned(recipe, extension.rope.original_length, extension.target_length))
-    seconds = measuring_seconds(parts, ForwardCost.of_config(config), Speed(rate, rate))
+    model = meta_model(config)
+    seconds = measuring_seconds(parts, ForwardCost.of(model), Speed(rate, rate))
     console.print(f"After training: {time_of(seconds)}, on one GPU.", soft_wrap=True)
-    if text := too_long(parts, config, _BF16, _BF16 * (parameters_of(config) or 0), memory):
+    if text := too_long(parts, config, _BF16, _BF16 * model.num_parameters(), memory):
         console.print(f"Measuring does not fit: {text}", style="yellow", soft_wrap=True)
 
 

@@ -180,13 +180,9 @@ def _documents(
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
     """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
-
-    def of(tokens: float, length: int) -> float:
-        linear, attention = cost.of_token(length, scored=True)
-        return tokens * (linear / speed.linear + attention / speed.attention)
-
+    dense = len(windows.documents) * windows.dense * cost.token_seconds(windows.dense, speed)
     chunks = windows.chunks.size * (len(windows.skips) + 0.5)
-    return of(len(windows.documents) * windows.dense, windows.dense) + of(chunks, windows.chunks.shape[1])
+    return dense + chunks * cost.token_seconds(windows.chunks.shape[1], speed)
 
 
 def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> Windows:

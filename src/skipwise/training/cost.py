@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model.config import experts_of, load_config
-from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, StepSettings, machine_memory, parameters_of, step_cost
+from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
 from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training.arguments import known_fields
@@ -86,15 +86,13 @@ def estimate_cost(
     low = settings.precision != "float32" and (sharded or frozen_low)
     cost = step_cost(
         config,
-        StepSettings(
-            window,
-            micro,
-            precision="float32" if sharded or settings.precision == "float32" else "bf16",
-            weights=torch.bfloat16 if low else torch.float32,
-            checkpointing=has_checkpointing(settings),
-            lora=rules,
-            sliced_loss=not sharded,
-        ),
+        window,
+        micro,
+        precision="float32" if sharded or settings.precision == "float32" else "bf16",
+        weights=torch.bfloat16 if low else torch.float32,
+        checkpointing=has_checkpointing(settings),
+        rules=rules,
+        sliced_loss=not sharded,
     )
     loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.load_in_4bit
@@ -184,9 +182,8 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     Raises:
         RunError: with the bytes needed and the bytes there.
     """
-    training, rules, parameters = recipe.training, recipe.lora, parameters_of(load_config(recipe.model))
-    if parameters is None:
-        return
+    training, rules = recipe.training, recipe.lora
+    parameters = meta_model(load_config(recipe.model)).num_parameters()
     device = default_device()
     moments = (OPTIMIZER_BYTES.get(training.optim) or (0,))[0]
     held = 8 + moments
