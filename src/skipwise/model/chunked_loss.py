@@ -38,7 +38,7 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
     They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix; not by a factor.
     """
-    head = output_layer(model)
+    head = stock_model(model).get_output_embeddings()
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
     if type(head) is not torch.nn.Linear and not whole_copy:
         return False
@@ -50,31 +50,19 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context; backward may run outside of it."""
-    head, stock = output_layer(model), cast(Any, stock_model(model))
-    before = stock.loss_function
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
-    try:
-        with without_output_layer(model):
-            yield
-    finally:
-        stock.loss_function = before
+    """Compute the model's loss in slices inside this context; backward may run outside of it.
 
-
-@contextmanager
-def without_output_layer(model: PreTrainedModel) -> Iterator[None]:
-    """Make the output layer return what it reads, inside this context: the model's "logits" are hidden states."""
-    head = output_layer(model)
+    The output layer returns what it reads, so the model's "logits" are hidden states.
+    """
+    stock: Any = stock_model(model)
+    head, before = stock.get_output_embeddings(), stock.loss_function
     head.forward = lambda hidden: hidden
+    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
     try:
         yield
     finally:
+        stock.loss_function = before
         del head.forward
-
-
-def output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the layer that turns hidden states into logits."""
-    return stock_model(model).get_output_embeddings()
 
 
 def _sliced(

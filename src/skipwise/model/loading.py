@@ -34,8 +34,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(
-            f"model {str(name)!r} has no tokenizer that transformers can load ({type(error).__name__}: {reason(error)}). Fetch "
-            "its files again, or save one with tokenizer.save_pretrained"
+            f"model {str(name)!r} has no tokenizer that transformers can load ({reason(error)}). Fetch its files again"
         ) from error
 
 
@@ -131,13 +130,12 @@ def _set_sampling_aside(model: PreTrainedModel) -> None:
 
     transformers reads such a generation config and refuses to write it. ``save_extended`` writes them back.
     """
-    generation, dropped = model.generation_config, dict[str, Any]()
+    generation, ignored = model.generation_config, dict[str, Any]()
     if generation is not None and not generation.do_sample:
-        for name in _SAMPLING:
-            if (value := getattr(generation, name, None)) is not None:
-                dropped[name] = value
-                setattr(generation, name, None)
-    setattr(model, UNSAVED, dropped)
+        ignored = {name: value for name in _SAMPLING if (value := getattr(generation, name, None)) is not None}
+    for name in ignored:
+        setattr(generation, name, None)
+    setattr(model, UNSAVED, ignored)
 
 
 def save_extended(

@@ -6,8 +6,6 @@ software ignores the file.
 
 import base64
 import hashlib
-import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,11 +102,10 @@ def read_origin(name: str) -> Origin | None:
 
 
 def promised_length(name: str, original: int | None = None) -> int | None:
-    """Return the tokens that a model is made to read: its target length.
+    """Return the tokens that a model is made to read: its target length, or the window of its config.
 
-    For other models: the config's ``max_position_embeddings``, or the scaled length where that is more. Qwen's instructions
-    add YaRN to a config and leave ``max_position_embeddings``. A linear scaling is read this way only with ``original``
-    (tokens).
+    Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``: then it is the scaled length. A linear
+    scaling is read this way only with ``original`` (tokens).
     """
     origin = read_origin(name)
     if origin and origin.target_length:
@@ -132,13 +129,11 @@ def weights_fingerprint(name: str) -> str:
             return str(commit)
         raise ModelError(f"model {name!r} has no commit hash. Download it and give its folder")
     known = (read_seal(folder) or {}).get("files", {})
-    indices = [json.loads(index.read_text(encoding="utf-8")) for index in folder.glob("*.index.json")]
-    shards = {folder / file for index in indices for file in index["weight_map"].values()}  # also in folders below
     digest = hashlib.sha256()
-    for path in sorted({*(path for part in _PARTS for path in folder.glob(part)), *shards}):
-        if path.is_file():
-            file = os.path.relpath(path, folder)
-            digest.update(f"{file} {known[file]['digest'] if file in known else file_digest(path)}\n".encode())
+    for path in sorted(path for part in _PARTS for path in folder.glob(part)):
+        digest.update(
+            f"{path.name} {known[path.name]['digest'] if path.name in known else file_digest(path)}\n".encode()
+        )
     if base := lora.base_of(str(folder)):
         digest.update(f"base {weights_fingerprint(base)}\n".encode())
     return digest.hexdigest()

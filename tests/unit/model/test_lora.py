@@ -112,8 +112,8 @@ def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path, monkey
 def test_targets_that_match_no_layer_and_missing_packages_are_named(tmp_path: Path, monkeypatch) -> None:
     config = load_config(checkpoint(tmp_path / "base"))
     with pytest.raises(RecipeError, match=r"o, nope.*q_proj"):  # peft would train q_proj alone
-        lora.trained_share(config, Lora(targets=["q_proj", "o", "nope"]))
-    for absent, rules in (("peft", Lora()), ("bitsandbytes", Lora(base="4bit"))):
+        lora.trained_share(config, Lora(target_modules=["q_proj", "o", "nope"]))
+    for absent, rules in (("peft", Lora()), ("bitsandbytes", Lora(load_in_4bit=True))):
         monkeypatch.setattr(lora, "find_spec", lambda name, absent=absent: None if name == absent else object())
         with pytest.raises(RecipeError, match=absent):
             lora.require_installed(rules)
