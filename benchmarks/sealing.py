@@ -76,7 +76,7 @@ def run(options: list[str]) -> None:
 _CHECK = """
 import sys, time
 from pathlib import Path
-from skipwise.model.origin import require_unchanged
+from skipwise.model.config import require_unchanged
 began = time.perf_counter()
 require_unchanged(Path(sys.argv[1]))
 print(f"{time.perf_counter() - began:.3f} s")
@@ -85,7 +85,7 @@ print(f"{time.perf_counter() - began:.3f} s")
 
 def large() -> None:
     """Seal a file of 500 MB, and print how long its check takes in another process."""
-    from skipwise.model.origin import write_seal
+    from skipwise.model.config import write_seal
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"

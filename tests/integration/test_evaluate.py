@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.cut_attention import in_blocks
 from skipwise.evaluation.specification import EvaluatedModel
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
 from skipwise.report.rows import judgements, rows_of

@@ -36,11 +36,10 @@ from skipwise.evaluation.texts import (
     other_text,
     spread_segments,
 )
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
 from skipwise.model.cost import meta_model
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import dtype_of
 from skipwise.recipes.schema import Baseline, Recipe
 from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, append_record, read_records

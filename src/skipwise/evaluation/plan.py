@@ -30,9 +30,8 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.evaluation.windows import position_buckets
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import Origin
 from skipwise.results.files import short_digest
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 

@@ -17,7 +17,7 @@ from skipwise.data.store import TokenStore, split_by_name
 from skipwise.data.text import KINDS, Document, shipped_text
 from skipwise.data.tokenising import text_encoder
 from skipwise.errors import DataError, RecipeError, counted
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
 from skipwise.results.statistics import FEWEST_SEGMENTS

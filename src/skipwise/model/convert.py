@@ -50,9 +50,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
 from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
-from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys
+from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys, write_seal
 from skipwise.model.cost import meta_model
-from skipwise.model.origin import write_seal
 from skipwise.results.files import new_folder
 
 _SHARD_BYTES = 2**30  # at most, of each file of weights

@@ -12,9 +12,18 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from skipwise.errors import ModelError, RunError, out_of_memory, reason
 from skipwise.model import lora
 from skipwise.model.attention import mask_by_position
-from skipwise.model.config import load_config, resolve, unreadable, write_legacy_keys
+from skipwise.model.config import (
+    MANIFEST,
+    Origin,
+    load_config,
+    read_seal,
+    require_unchanged,
+    resolve,
+    unreadable,
+    weights_fingerprint,
+    write_legacy_keys,
+)
 from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
-from skipwise.model.origin import FILE, Origin, read_seal, require_unchanged, weights_fingerprint
 from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
 from skipwise.results.files import fresh_folder
 
@@ -87,7 +96,7 @@ def load_model(
         if wanted is not None and wanted != weights_fingerprint(base):
             raise ModelError(
                 f"the base {base} of adapter {folder} has changed since training. Restore it, or copy the adapter without "
-                f"{FILE} to use it on this base"
+                f"{MANIFEST} to use it on this base"
             )
     settings = lora.four_bit_settings(dtype, device) if four_bits else {}
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
@@ -207,6 +216,6 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def require_saved(folder: Path) -> None:
     """Require the saved model of a finished run to be complete and unchanged."""
     fix = "delete the folder, and --resume saves the model again from the last checkpoint"
-    if not (folder / FILE).exists():
-        raise RunError(f"{folder} has lost {FILE}; {fix}")
+    if not (folder / MANIFEST).exists():
+        raise RunError(f"{folder} has lost {MANIFEST}; {fix}")
     require_unchanged(folder, fix)

@@ -29,10 +29,9 @@ from skipwise.evaluation.specification import (
 )
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
-from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
 from skipwise.training.trainer import _memory_errors

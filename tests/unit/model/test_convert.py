@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, GPTJConfig, GPTJForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model import convert as module
+from skipwise.model.config import require_unchanged
 from skipwise.model.convert import convert
-from skipwise.model.origin import require_unchanged
 from tests.parity.test_conversion import BAICHUAN, baichuan
 from tests.tiny import byte_tokenizer, checkpoint, sentencepiece_model
 

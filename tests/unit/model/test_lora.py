@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.model import lora
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, weights_fingerprint, write_seal
 from skipwise.model.extension import Extension, plan_extension
 from skipwise.model.loading import load_model, save_extended
-from skipwise.model.origin import Origin, weights_fingerprint, write_seal
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report.model_card import write_card
 from tests.tiny import byte_tokenizer, checkpoint

@@ -8,11 +8,10 @@ from transformers import Qwen3Config
 
 from skipwise.engines.check import model_folder
 from skipwise.errors import ModelError, RunError
-from skipwise.model import origin as subject
-from skipwise.model.config import load_config
+from skipwise.model import config as subject
+from skipwise.model.config import Origin, load_config, promised_length, read_origin, weights_fingerprint
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model, load_tokenizer, require_saved, save_extended
-from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint
 from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint, llama
 

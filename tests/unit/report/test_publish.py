@@ -14,10 +14,9 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
-from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report import model_card as publishing
 from skipwise.report.folder import Folder
