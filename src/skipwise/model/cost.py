@@ -168,7 +168,8 @@ def _fake_model(
     config: PretrainedConfig, weights: torch.dtype, checkpointing: bool, rules: Lora | None
 ) -> tuple[PreTrainedModel, FakeTensorMode]:
     """Return the model of training on fake tensors; peft needs meta tensors, so LoRA comes first."""
-    AttentionInterface.register(_FUSED, _fused_attention)
+    # SDPA lacks Gemma 2's cap on scores, which FlashAttention applies at no cost.
+    AttentionInterface.register(_FUSED, lambda *args, softcap=None, **kwargs: sdpa_attention_forward(*args, **kwargs))
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
     model: Any = meta_model(config, dtype=weights, attn_implementation=_FUSED).train()
     if checkpointing:
@@ -186,25 +187,18 @@ def _fake_model(
     return adapted, mode
 
 
-def _fused_attention(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
-    """Run SDPA without Gemma 2's cap on scores: SDPA lacks it, and FlashAttention applies it at no cost."""
-    return sdpa_attention_forward(*args, **kwargs)
-
-
 def _attention(query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
     """Count a causal kernel: queries by keys and weights by values, over half of all pairs."""
     examples, heads, tokens, size = query.shape
     return 4 * examples * heads * tokens * key.shape[-2] * size / 2
 
 
-def _attention_backward(gradient: Any, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
-    """Count five products, where forward has two: the scores are computed again."""
-    return 2.5 * _attention(query, key)
-
-
 _OPERATIONS: dict[Any, Callable[..., float]] = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    # Five products, where forward has two: the scores are computed again.
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, query, key, *_, **__: (
+        2.5 * _attention(query, key)
+    ),
 }
 
 

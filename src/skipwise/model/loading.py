@@ -130,21 +130,14 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
         # On some CPUs bitsandbytes packs weights at the first pass without gradients; a packed layer has no gradients later.
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
-    _set_sampling_aside(model)
-    return model
-
-
-def _set_sampling_aside(model: PreTrainedModel) -> None:
-    """Move sampling settings that greedy decoding ignores to ``UNSAVED``.
-
-    transformers reads such a generation config and refuses to write it. ``save_extended`` writes them back.
-    """
+    # transformers reads sampling settings that greedy decoding ignores, and refuses to write them; ``save_extended`` does.
     generation, ignored = model.generation_config, dict[str, Any]()
     if generation is not None and not generation.do_sample:
         ignored = {name: value for name in _SAMPLING if (value := getattr(generation, name, None)) is not None}
     for name in ignored:
         setattr(generation, name, None)
     setattr(model, UNSAVED, ignored)
+    return model
 
 
 def save_extended(

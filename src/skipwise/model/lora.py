@@ -49,7 +49,7 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) has both.
 
     Raises:
-        RecipeError: peft is not installed, or a target is no layer that LoRA can adapt.
+        RecipeError: peft is not installed, or a target matches no layer.
     """
     require_installed(rules)
     from peft import LoraConfig
@@ -76,14 +76,9 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     if unknown := [target for target in listed if not any(name.endswith(f".{target}") for name in names)]:
         linear = ", ".join(_names(model, lambda part: isinstance(part, torch.nn.Linear)))
         raise RecipeError(f"lora: the model has no layers {', '.join(unknown)}. The linear layers are {linear}")
-    try:
-        with random_state_kept(model.device):
-            torch.manual_seed(seed)
-            return _with_additions(model, config, load_file(state) if state else None)
-    except ValueError as error:
-        raise RecipeError(
-            f"lora.target_modules = {rules.target_modules!r} cannot be adapted ({error}). Name linear layers, or choose all-linear"
-        ) from error
+    with random_state_kept(model.device):
+        torch.manual_seed(seed)
+        return _with_additions(model, config, load_file(state) if state else None)
 
 
 def _names(model: PreTrainedModel, is_wanted: Callable[[Any], bool]) -> list[str]:
