@@ -33,7 +33,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from reproduction.costs import in_own_process, most_held
 from skipwise.data.examples import collate
 from skipwise.model.config import load_config
-from skipwise.model.cost import StepSettings, step_cost
+from skipwise.model.cost import step_cost
 from skipwise.model.loading import load_model
 from skipwise.model.precision import autocast, choose_precision, dtype_of
 from skipwise.recipes.loading import load_recipe
@@ -219,8 +219,8 @@ def main() -> None:
             print(f"round {number + 1}: {side}, {step:.2f} s a step", file=sys.stderr, flush=True)
     job = job_of(options)
     tokens = job.recipe.training.global_batch_size * job.train_length
-    settings = StepSettings(job.train_length, job.recipe.training.global_batch_size, sliced_loss=False)
-    operations = step_cost(load_config(options.model), settings).operations
+    config, batch = load_config(options.model), job.recipe.training.global_batch_size
+    operations = step_cost(config, job.train_length, batch, sliced_loss=False).operations
     print(f"{options.model}, {torch.get_num_threads()} threads, {tokens:,} tokens a step; losses agree")
     print(
         "| | precision | tokens/s | median step, s | of the matrix rate | peak memory, MiB "

@@ -19,7 +19,7 @@ from reproduction.runs import SCALES, ArmRun, distinct, plan_runs, require_text,
 from skipwise.errors import one_of
 from skipwise.evaluation.evaluate import measuring_seconds, planned
 from skipwise.model.config import load_config
-from skipwise.model.cost import ForwardCost, Speed, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, meta_model, training_seconds
 from skipwise.model.precision import choose_precision, default_device
 
 _SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report
@@ -148,7 +148,7 @@ def _trained_token(model: str, window: int) -> float:
 def _measured(model: str) -> tuple[ForwardCost, Speed]:
     """What a forward pass costs, and how fast this machine is."""
     config, device = load_config(model), default_device()
-    return ForwardCost.of_config(config), Speed.measured(config, choose_precision("auto", device), device)
+    return ForwardCost.of(meta_model(config)), Speed.measured(config, choose_precision("auto", device), device)
 
 
 def _minutes(taken: float) -> str:

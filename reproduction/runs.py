@@ -21,9 +21,8 @@ from reproduction.exhibits import Block, Exhibit
 from skipwise.errors import DataError, RecipeError, nearest
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.extend import plan_run_evaluation
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, weights_fingerprint
 from skipwise.model.extension import plan_extension
-from skipwise.model.origin import weights_fingerprint
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.names import BASELINES, arm_name
 from skipwise.recipes.schema import Evaluation, Positions, Recipe, Training

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from skipwise.evaluation.specification import EvaluatedModel
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.rows import judge, read_folder, rows_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from skipwise.fit.result import read_fit
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies
+from skipwise.model.config import read_origin
 from skipwise.model.loading import load_model
-from skipwise.model.origin import read_origin
 from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus

@@ -14,7 +14,7 @@ from skipwise.data.spans import IGNORED
 from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, ModelError, RecipeError
-from skipwise.model.sliding import mask_by_position
+from skipwise.model.attention import mask_by_position
 from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.training.collator import RequirePositions
 from skipwise.training.trainer import train

@@ -15,10 +15,17 @@ from skipwise.data.retrieval_prompts import TASKS
 from skipwise.data.text import other_source
 from skipwise.errors import ModelError, RecipeError, counted, one_of, reason
 from skipwise.evaluation.perplexity import sliding_windows
-from skipwise.model.config import load_config, original_length, resolve
+from skipwise.model.config import (
+    load_config,
+    original_length,
+    promised_length,
+    read_origin,
+    require_unchanged,
+    resolve,
+    weights_fingerprint,
+)
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_model
-from skipwise.model.origin import promised_length, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data, Evaluation, Recipe

@@ -19,6 +19,7 @@ from skipwise.model.config import (
     FULL,
     SCALED,
     head_size,
+    read_origin,
     rope_of,
     rotated_dims,
     slides,
@@ -26,7 +27,6 @@ from skipwise.model.config import (
     write_legacy_keys,
 )
 from skipwise.model.config import original_length as stated_length
-from skipwise.model.origin import read_origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from skipwise.data.examples import collate
 from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
 from skipwise.model import lora
-from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
 from skipwise.model.probe import Probe, probe_connectivity
@@ -181,8 +180,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
     )
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
-    with blocked_attention(model):  # as in training
-        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+    probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
     return model, probe
 

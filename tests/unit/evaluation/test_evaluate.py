@@ -12,10 +12,9 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
 from skipwise.evaluation.specification import EvaluatedModel, Specification, find_models
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import read_records
 from tests.tiny import checkpoint, corpus

@@ -27,10 +27,9 @@ from skipwise.evaluation.specification import (
     specify,
 )
 from skipwise.evaluation.texts import EvaluationText, Segment
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
-from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
 from tests.tiny import byte_tokenizer, checkpoint, llama

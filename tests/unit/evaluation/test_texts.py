@@ -19,7 +19,7 @@ from skipwise.evaluation.texts import (
     other_text,
     spread_segments,
 )
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
 from tests.tiny import byte_tokenizer

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from skipwise.data.text import is_held_out
 from skipwise.errors import DataError, RecipeError, RunError, TrainingError
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
