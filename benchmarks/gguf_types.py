@@ -23,9 +23,8 @@ from skipwise.engines.check import COMPARED, Request, engine_here, model_folder
 from skipwise.engines.export import TYPES, write_gguf
 from skipwise.engines.read import READERS
 from skipwise.evaluation.texts import fair_documents, longest_documents
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, read_origin
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import read_origin
 from skipwise.recipes.schema import Data
 from skipwise.results.statistics import Interval, mean_interval
 

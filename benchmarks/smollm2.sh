@@ -31,6 +31,5 @@ for run in ${RUNS:-$runs}; do
         --set evaluation.tasks='[passkey, keys]' \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
         --set evaluation.num_prompts="${TRIALS:-20}" --set evaluation.prompt_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
-        --set evaluation.tokens_per_document=32k --set evaluation.segment_lengths='[8k, 32k]' \
-        --set evaluation.segments=2 --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
+        --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done

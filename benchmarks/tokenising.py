@@ -9,6 +9,7 @@ most 10% above the peak after the first.
 
 import argparse
 import json
+import os
 import resource
 import tempfile
 import time
@@ -21,7 +22,6 @@ from skipwise.data.text import open_corpus
 from skipwise.data.tokenising import build_token_store
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_tokenizer
-from skipwise.recipes.schema import Data
 
 FILE_BYTES = 2**25
 SHOWN = 10  # parts of the text after which a line is printed
@@ -94,8 +94,8 @@ def main() -> None:
         count, characters = write_corpus(corpus, documents(lines, options.document), total)
         print(f"{count:,} documents, {characters:,} characters, made in {time.perf_counter() - began:.0f} s")
         watch = Watch(count)
-        data = Data(source=str(corpus), cache=str(Path(folder) / "cache"))
-        store = build_token_store(data, tokenizer, on_progress=watch)
+        os.environ["SKIPWISE_CACHE"] = str(Path(folder) / "cache")
+        store = build_token_store(corpus, tokenizer, on_progress=watch)
         seconds = time.perf_counter() - watch.began
         assert len(store) == count
     print(f"whole {len(store.tokens):14,} tokens {len(store.tokens) / seconds:10,.0f} tokens/s, hashing included")

@@ -9,9 +9,6 @@ to 1e-3 in float32, 5e-3 in bf16, 2% between bf16 and float32. Beside the speed 
 reaches in products of the model's largest matrices, measured in the same processes. Also measured: how much of a step the
 building of its batch takes.
 
-Skipwise keeps freed memory in its process (``skipwise.cli.terminal``). The other sides run as they are, and once more with
-memory kept for them too, which separates that from the rest.
-
 ``--precision`` is that of the bare loop and of the released code; Skipwise computes in what its recipe chooses (auto).
 ``--released`` is the folder ``src`` of https://github.com/dwzhu-pku/PoSE (read at a3d4ba8). Its model is trained by the
 bare loop, with linear interpolation on both sides. Its attention calls xformers, which has no kernel for CPUs: torch's
@@ -34,10 +31,9 @@ from rich.console import Console
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from reproduction.costs import in_own_process, most_held
-from skipwise.cli.terminal import keep_freed_memory
 from skipwise.data.examples import collate
 from skipwise.model.config import load_config
-from skipwise.model.cost import StepSettings, step_cost
+from skipwise.model.cost import step_cost
 from skipwise.model.loading import load_model
 from skipwise.model.precision import autocast, choose_precision, dtype_of
 from skipwise.recipes.loading import load_recipe
@@ -182,10 +178,8 @@ class Turn(NamedTuple):
     held: int  # bytes at the most
 
 
-def turn(options: argparse.Namespace, side: str, kept: bool) -> Turn:
-    """Train a side from the base, with freed memory ``kept`` in the process or not; to be called in a fresh process."""
-    if kept:
-        keep_freed_memory()
+def turn(options: argparse.Namespace, side: str) -> Turn:
+    """Train a side from the base; to be called in a fresh process."""
     logging.disable(logging.WARNING)
     job = job_of(options)
     precision = job.precision if side == "skipwise" else choose_precision(options.precision, job.device)
@@ -213,45 +207,38 @@ def main() -> None:
     if options.steps <= WARM:
         parser.error(f"--steps {options.steps}: the first {WARM} are not counted; give {WARM + 1} or more")
     rivals = ["stock", "released"] if options.released else ["stock"]
-    turns: dict[tuple[str, bool], list[Turn]] = {
-        **{(side, kept): [] for side in rivals for kept in (False, True)},
-        ("skipwise", True): [],
-    }
+    turns: dict[str, list[Turn]] = {side: [] for side in [*rivals, "skipwise"]}
     for number in range(options.rounds):
-        for (side, kept), own in turns.items():
-            own.append(in_own_process(turn, options, side, kept))
-            now, stock = own[-1], turns["stock", False][-1]
+        for side, own in turns.items():
+            own.append(in_own_process(turn, options, side))
+            now, stock = own[-1], turns["stock"][-1]
             # In bf16 the attention is not the stock model's, and each rounds by itself.
             tolerance = 2e-2 if now.precision != stock.precision else 5e-3 if now.precision == "bf16" else 1e-3
             np.testing.assert_allclose(now.losses, stock.losses, rtol=tolerance)
             step = statistics.median(now.seconds)
-            print(f"round {number + 1}: {side}, {_memory(kept)}, {step:.2f} s a step", file=sys.stderr, flush=True)
+            print(f"round {number + 1}: {side}, {step:.2f} s a step", file=sys.stderr, flush=True)
     job = job_of(options)
     tokens = job.recipe.training.global_batch_size * job.train_length
-    settings = StepSettings(job.train_length, job.recipe.training.global_batch_size, sliced_loss=False)
-    operations = step_cost(load_config(options.model), settings).operations
+    config, batch = load_config(options.model), job.recipe.training.global_batch_size
+    operations = step_cost(config, job.train_length, batch, sliced_loss=False).operations
     print(f"{options.model}, {torch.get_num_threads()} threads, {tokens:,} tokens a step; losses agree")
     print(
-        "| | freed memory | precision | tokens/s | median step, s | of the matrix rate | peak memory, MiB "
-        "| Skipwise's speed, times this one's, by round |\n|---|---|---|---|---|---|---|---|"
+        "| | precision | tokens/s | median step, s | of the matrix rate | peak memory, MiB "
+        "| Skipwise's speed, times this one's, by round |\n|---|---|---|---|---|---|---|"
     )
     steps = {side: [statistics.median(each.seconds) for each in own] for side, own in turns.items()}
-    for (side, kept), own in turns.items():
-        step, rate = statistics.median(steps[side, kept]), statistics.median(each.rate for each in own)
-        ratios = sorted(one / other for one, other in zip(steps[side, kept], steps["skipwise", True], strict=True))
+    for side, own in turns.items():
+        step, rate = statistics.median(steps[side]), statistics.median(each.rate for each in own)
+        ratios = sorted(one / other for one, other in zip(steps[side], steps["skipwise"], strict=True))
         faster = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(
-            f"| {side} | {_memory(kept)} | {own[0].precision} | {tokens / step:,.0f} | {step:.3f} "
+            f"| {side} | {own[0].precision} | {tokens / step:,.0f} | {step:.3f} "
             f"| {operations / step / rate:.0%} of {rate / 1e9:,.0f} GFLOP/s | {max(each.held for each in own) / 2**20:,.0f} | {faster} |"
         )
     build = batch_seconds(job)
     print(
-        f"batch: {build * 1e3:.2f} ms to build and collate = {build / statistics.median(steps['skipwise', True]):.2%} of a step"
+        f"batch: {build * 1e3:.2f} ms to build and collate = {build / statistics.median(steps['skipwise']):.2%} of a step"
     )
-
-
-def _memory(kept: bool) -> str:
-    return "kept" if kept else "given back"
 
 
 if __name__ == "__main__":

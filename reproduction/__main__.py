@@ -49,7 +49,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and its cost")] = False,
 ) -> None:
     """Run the paper's comparisons, in miniature or at full size; a row of several exhibits is trained once."""
-    console = prepare_process(trains=True)
+    console = prepare_process()
     from reproduction import reproduce as work
     from reproduction.archive import ARCHIVE, pack, publish_pages
     from reproduction.costs import measure_costs

@@ -61,7 +61,7 @@ def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) ->
     """Train or resume ``folder/model`` on the text that is not held out, with the embedded model's tokenizer."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
     dataset = PoseDataset.from_source(
-        Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens", "cache"})),
+        Data(**data.model_dump(include={*data.reading, "source", "held_out", "max_train_tokens"})),
         tokenizer,
         train_length=base.window,
         target_length=base.window,

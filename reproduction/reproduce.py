@@ -13,7 +13,7 @@ from reproduction.measured import SLIDING, make, requested_records
 from reproduction.runs import SCALES, ArmRun, distinct, plan_runs
 from skipwise.evaluation.evaluate import measuring_seconds, planned
 from skipwise.model.config import load_config
-from skipwise.model.cost import ForwardCost, Speed, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, meta_model, training_seconds
 from skipwise.model.precision import choose_precision, default_device
 
 _SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report
@@ -78,7 +78,7 @@ def _speed(model: str, window: int) -> tuple[float, ForwardCost, Speed]:
     config, device = load_config(model), default_device()
     precision = choose_precision("auto", device)
     token = training_seconds(config, 1, window, precision, device)
-    return token, ForwardCost.of_config(config), Speed.measured(config, precision, device)
+    return token, ForwardCost.of(meta_model(config)), Speed.measured(config, precision, device)
 
 
 def _minutes(seconds: float) -> str:

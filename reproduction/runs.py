@@ -19,12 +19,11 @@ from reproduction.bases import BASES, base_folder
 from reproduction.exhibits import Block, Exhibit
 from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.specification import doubled_windows
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, weights_fingerprint
 from skipwise.model.extension import plan_extension
-from skipwise.model.origin import weights_fingerprint
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.names import BASELINES, arm_name
-from skipwise.recipes.schema import Positions, Recipe, Training
+from skipwise.recipes.schema import Evaluation, Positions, Recipe, Training
 from skipwise.results.files import content_hash
 from skipwise.training.run import deciding_settings
 
@@ -161,7 +160,24 @@ def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path
     if row.arm in BASELINES:  # without what only training reads; the original knows no interpolation either
         update: dict[str, Any] = {"training": Training(precision=plain.training.precision), "positions": Positions()}
         recipe = recipe.model_copy(update=update | ({"interpolation": "none"} if row.arm == "original" else {}))
+    if exhibit.segments == "original":
+        recipe = by_position(recipe, original, 256)
+    elif exhibit.segments == "target":
+        recipe = by_position(recipe, target, 32)
     return ArmRun(block.label, label, recipe, original, base)
+
+
+class ByPosition(Evaluation):
+    """A recipe's evaluation that also measures loss by position, in segments that are read once."""
+
+    segment_lengths: list[int]
+    segments: int
+
+
+def by_position(recipe: Recipe, length: int, segments: int) -> Recipe:
+    """Return the recipe with loss by position in at most ``segments`` segments of ``length`` tokens."""
+    evaluation = ByPosition(**dict(recipe.evaluation), segment_lengths=[length], segments=segments)
+    return recipe.model_copy(update={"evaluation": evaluation})
 
 
 def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, target: int, steps: int) -> dict[str, Any]:
@@ -175,9 +191,6 @@ def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, targe
         rule["documents"] = exhibit.documents
     if exhibit.stride:  # as the paper's: of a document no more than the target is read
         rule |= {"stride": exhibit.stride * original, "tokens_per_document": target}
-    if exhibit.segments:
-        length = {"original": original, "target": target}[exhibit.segments]
-        rule |= {"segment_lengths": [length], "segments": 256 if length == original else 32}
     if exhibit.by_step:
         rule["eval_steps"] = sorted({step for step in paper.STEPS if step < steps} | {steps})
     if exhibit.passkey:

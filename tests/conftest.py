@@ -11,6 +11,14 @@ settings.register_profile("skipwise", deadline=None, derandomize=True)
 settings.load_profile("skipwise")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests write out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKIPWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def frozen_imports() -> Iterator[None]:
     """Accelerate collects garbage at each start of training; spare it the modules: four times faster."""

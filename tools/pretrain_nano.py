@@ -18,18 +18,14 @@ import sysconfig
 import time
 from pathlib import Path
 
-from skipwise.cli.terminal import keep_freed_memory
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-keep_freed_memory()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
-
-from skipwise.data.prompts import answer_ids, encode, passkey_text  # noqa: E402
-from skipwise.data.text import is_held_out, open_corpus  # noqa: E402
+from skipwise.data.prompts import answer_ids, encode, passkey_text
+from skipwise.data.text import is_held_out, open_corpus
 
 WINDOW = 256
 BATCH = 64

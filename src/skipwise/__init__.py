@@ -1,5 +1,4 @@
-"""Skipwise extends the context window of a RoPE language model on short windows with skipped positions (PoSE, and
-a method that builds on it).
+"""Extend the context window of a RoPE language model on short windows with skipped positions (PoSE).
 
 The public names are imported on first use, so ``import skipwise`` takes no time.
 """

@@ -1,10 +1,7 @@
 """``python -m skipwise``, for launchers that start modules.
 
-A process that a launcher started and that succeeds ends without finalizing Python. A worker thread of the process group may
-still be about to free a tensor, and needs Python's lock for it. Once Python is being finalized, to ask for the lock ends
-the thread, and C++ then aborts the process ("terminate called without an active exception":
-https://github.com/pytorch/pytorch/issues/38228 and 190489). The launcher would take a run that is complete for one that
-failed. Handlers of ``atexit`` do not run; trackers have ended by then.
+A launched process that succeeds ends without finalizing Python. A worker thread of the process group may still need
+Python's lock to free a tensor, and C++ would abort the process (https://github.com/pytorch/pytorch/issues/38228).
 """
 
 import os

@@ -13,16 +13,14 @@ import errno
 import os
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic_core import ValidationError
 
-UNSAFE = ("trust_remote_code", "weights_only")  # other libraries advise these; we never do
+_UNSAFE = ("trust_remote_code", "weights_only")  # other libraries advise these; we never do
 _LONGEST = 300  # characters of another library's message
-_HIDDEN = ("the above", "see above", "For details")  # references to output that is not shown
 
 
 class SkipwiseError(Exception):
@@ -130,10 +128,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def pip_install(*extras: str) -> str:
     """Return the pip command that installs the packages of ``extras``; Skipwise itself is on no package index."""
-    try:
-        needs = [need.partition(";") for need in requires("skipwise") or ()]
-    except PackageNotFoundError:  # only its source is on the path
-        return f"pip install -e '.[{','.join(extras)}]'"
+    from importlib.metadata import requires
+
+    needs = [need.partition(";") for need in requires("skipwise") or ()]
     wanted = [f"'{need}'" for extra in extras for need, _, marker in needs if re.search(rf"\b{extra}\b", marker)]
     return f"pip install {' '.join(dict.fromkeys(wanted))}"
 
@@ -148,7 +145,7 @@ def reason(error: BaseException) -> str:
     """Return another library's message as part of a sentence.
 
     Its first line is often a heading, so lines are joined until one does not end in a colon. Advice to run a checkpoint's code
-    and references to hidden output are left out. Of a ``ValidationError``: the first field with its rule.
+    is left out. Of a ``ValidationError``: the first field with its rule.
     """
     from pydantic_core import ValidationError  # imported here because the algorithm needs only numpy
 
@@ -161,5 +158,5 @@ def reason(error: BaseException) -> str:
         if not text.endswith(":"):
             break
     sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"<class '([\w.]+)'>", r"\1", text))
-    text = " ".join(part for part in sentences if not any(word in part for word in (*UNSAFE, *_HIDDEN))).rstrip(".: ")
+    text = " ".join(part for part in sentences if not any(word in part for word in _UNSAFE)).rstrip(".: ")
     return (text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...") or type(error).__name__

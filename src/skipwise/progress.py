@@ -27,7 +27,7 @@ class Work:
         """Set what is done in all, the total if it is known by now, and the status text."""
         self.done = done
         changes: dict[str, Any] = {} if status is None else {"status": status}
-        self._bar.update(self._task.id, completed=done, total=self._task.total if total is None else total, **changes)
+        self._bar.update(self._task.id, completed=done, total=total, **changes)
 
     @property
     def line(self) -> str:

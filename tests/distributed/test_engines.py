@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_p
 
 def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
     rises = {"training.max_steps": 6, "training.learning_rate": 1.0, "training.warmup_steps": 3}
-    measured = {"evaluation.eval_steps": "[2, 4]", "evaluation.save_best": True, "evaluation.segments": 2}
+    measured = {"evaluation.eval_steps": "[2, 4]", "evaluation.save_best": True}
     for name, words in (("one", []), ("two", ["--launch", "ddp", "--processes", "2"])):
         done = extend(files, tmp_path / name, *words, **rises, **measured)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -16,7 +16,7 @@ from skipwise.engines.check import TEXTS, Request, engine_here, tokens_of
 from skipwise.engines.export import convert_gguf
 from skipwise.errors import EngineError, ModelError
 from skipwise.model.config import load_config, original_length
-from skipwise.model.gguf import GGUFFile, write_checkpoint
+from skipwise.model.convert import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
 from tests.command_line import run
 from tests.engines.models import base, extended
@@ -92,7 +92,7 @@ def test_quantised_weights_become_bfloat16(folder: Path, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("step", ["_set_rope", "_set_attention"])
 def test_another_prediction_is_refused(step: str, folder: Path, tmp_path: Path, monkeypatch) -> None:
     family = {"_set_rope": "llama", "_set_attention": "gemma3"}[step]
-    monkeypatch.setattr("skipwise.model.gguf." + step, lambda config, source: None)
+    monkeypatch.setattr("skipwise.model.convert." + step, lambda config, source: None)
     with pytest.raises(EngineError, match="linear-f32"):
         convert_gguf(written(folder, extended(folder, family, "linear")), tmp_path / "out", CONSOLE)
     assert not list(tmp_path.iterdir())

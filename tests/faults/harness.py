@@ -57,14 +57,13 @@ _SETTINGS = {
     "evaluation.windows": "[64]",
     "evaluation.prompt_lengths": "[256]",
     "evaluation.num_prompts": 1,
-    "evaluation.segments": 1,
     "evaluation.models": "[trained]",
     "evaluation.other_texts": "false",
 }
 _EXTEND = ["extend", "../base", "--data", "../text", "--out", "run"]
 _EXTEND += [word for key, value in _SETTINGS.items() for word in ("--set", f"{key}={value}")]
 _EVALUATE = ["evaluate", "run/model", "--precision", "float32", "--data", "../text", "--out", "evaluation"]
-_EVALUATE += ["--lengths", "256", "--documents", "2", "--tasks", "passkey", "--trials", "2"]
+_EVALUATE += ["--lengths", "256", "--documents", "2", "--tasks", "passkey", "--num-prompts", "2"]
 _TOKENS = [*_EXTEND, "--dry-run"]
 JOBS = {
     "extend": Job("extend", _EXTEND, [*_EXTEND, "--resume"], ("run", "cache/tokens")),

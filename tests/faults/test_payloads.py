@@ -28,7 +28,7 @@ from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
 
-TEXT = ("--documents", 1, "--tokens-per-document", 64, "--lengths", 64, "--precision", "float32")
+TEXT = ("--documents", 1, "--set", "evaluation.tokens_per_document=64", "--lengths", 64, "--precision", "float32")
 PERPLEXITY = ("evaluate", "model", "--only", "perplexity", "--data", "text", *TEXT)
 SET = {
     "target": 256,
@@ -41,7 +41,6 @@ SET = {
     "evaluation.windows": "[64]",
     "evaluation.documents": 1,
     "evaluation.num_prompts": 0,
-    "evaluation.segments": 1,
     "evaluation.other_texts": "false",
 }
 EXTEND = ["extend", "model", "--data", "text", "--out", "run"]

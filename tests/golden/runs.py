@@ -18,6 +18,8 @@ from unittest.mock import patch
 import torch
 from matplotlib.figure import Figure
 
+from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.recipes.schema import Recipe
 from tests.golden import examples, read
 from tests.golden.corpus import write_text
 
@@ -38,7 +40,7 @@ DEMO = {
         "learning_rate": 8e-4,
         **_LOGGED,
     },
-    "evaluation": {"documents": 2, "windows": "[256, 512]", "segment_lengths": "[512]", "segments": 2}
+    "evaluation": {"documents": 2, "windows": "[256, 512]"}
     | {"prompt_lengths": "[256, 512]", "num_prompts": 2, "tokens_per_document": 640},
 }
 
@@ -48,15 +50,15 @@ BEST = {
     "training": {"max_steps": 3, "global_batch_size": 2, "per_device_train_batch_size": 1, **_LOGGED}
     | {"learning_rate": 0.02, "warmup_steps": 3},
     "positions": {"chunks": 3},
-    "evaluation": {"models": "[trained]", "documents": 1, "windows": "[512]", "segments": 2, "num_prompts": 0}
+    "evaluation": {"models": "[trained]", "documents": 1, "windows": "[512]", "num_prompts": 0}
     | {"tokens_per_document": 640, "eval_steps": "[1, 2]", "save_best": True},
 }
 
 _PERPLEXITY: list[object] = ["evaluate", f"{UNKNOWN}/model", "--only", "perplexity", "--data", COPY]
 _PERPLEXITY += ["--lengths", _LENGTHS, "--documents", 3]
-_EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--trials", 3]
-_SLIDING = ["--stride", 192, "--tokens-per-document", 1024]
-_PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
+_EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--num-prompts", 3]
+_SLIDING = ["--set", "evaluation.stride=192", "--set", "evaluation.tokens_per_document=1024"]
+_PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--num-prompts", 3, "--seed", 1]
 
 
 def _extend(out: str, sections: dict[str, dict[str, object]], *more: str) -> list[object]:
@@ -119,11 +121,23 @@ def workplace(folder: Path) -> Iterator[None]:
     gc.collect()
     gc.freeze()  # training collects garbage when it starts: spare it all that is imported
     try:
-        with patch.dict(os.environ, clean, clear=True), chdir(folder), patch.object(Figure, "savefig", _blank):
+        with (
+            patch.dict(os.environ, clean, clear=True),
+            chdir(folder),
+            patch.object(Figure, "savefig", _blank),
+            patch("skipwise.evaluation.evaluate.specification_of", _by_position),
+        ):
             yield
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
+
+
+def _by_position(recipe: Recipe, *rest: Any) -> Specification:
+    """The demo also reads two segments of 512 tokens, as the reproduction does."""
+    asked = specification_of(recipe, *rest)
+    lengths = [] if recipe.evaluation.save_best else [512]
+    return asked.model_copy(update={"segment_lengths": lengths, "segments": 2})
 
 
 def _blank(figure: Figure, file: Any, *args: object, **options: object) -> None:

@@ -32,7 +32,7 @@ CHANGES = {
 }
 
 
-class CutError(Exception):
+class CutError(BaseException):
     """Stands for whatever ends a process."""
 
 

@@ -51,7 +51,6 @@ def test_what_is_missing_is_refused_by_name(monkeypatch, capsys, tmp_path: Path)
     for words, named in (
         (["extend", "--recipe", "llama-7b-16", "--dry-run"], "llama-7b-16k"),
         (["extend", "--resume"], "--resume"),
-        (["extend", "--data", "a", "--data", "b", "--dry-run"], "--data"),
         (["report", "nowhere"], "nowhere"),
         (["evaluate", "nope"], "nope"),
         (["extend", "./unsave"], "unsaved"),
@@ -64,7 +63,7 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
     wide = str(checkpoint(tmp_path / "run" / "model"))
     for name in (tmp_path / "run", wide):  # the same command: the second goes on with the first's folder
         run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
-            "--lengths", "512", "--trials", "1", "--out", tmp_path / "evaluation")  # fmt: skip
+            "--lengths", "512", "--num-prompts", "1", "--out", tmp_path / "evaluation")  # fmt: skip
     assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
 
 

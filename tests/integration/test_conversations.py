@@ -48,7 +48,7 @@ def trained(out: Path) -> dict[int, float]:
 
 def test_short_conversations_are_packed_and_trained(tmp_path: Path, base: Path, changes, monkeypatch) -> None:
     chat = conversations(tmp_path, 40, "What is # and #?", "It is # twice.", turns=3)
-    store = build_token_store(Data(source=str(chat), cache=str(tmp_path / "cache")), load_tokenizer(str(base)))
+    store = build_token_store(Data(source=str(chat)), load_tokenizer(str(base)))
     assert store.lengths.max() < 400
     run(monkeypatch, *command(base, chat, tmp_path / "out", **changes))
     assert list(trained(tmp_path / "out")) == [1, 2, 3, 4]

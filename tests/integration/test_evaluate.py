@@ -11,14 +11,25 @@ import pytest
 import torch
 
 from skipwise.evaluation.specification import EvaluatedModel
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.rows import judge, read_folder, rows_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
 
-ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey", "--trials", "3", "--precision", "float32"]
+ASKED = [
+    "--lengths",
+    "64,400",
+    "--documents",
+    "4",
+    "--tasks",
+    "passkey",
+    "--num-prompts",
+    "3",
+    "--precision",
+    "float32",
+]
 OTHER = 3 * 32  # segments of text of other kinds, which each model reads
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -117,7 +128,7 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
 
 def test_a_dry_run_measures_nothing(models, monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(EvaluatedModel, "load", None)
-    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--trials", "100", "--out", "x", "--dry-run")
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--num-prompts", "100", "--out", "x", "--dry-run")
     assert f"records: {3 * 4 + 100 + 2 * OTHER};" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "x").exists()
 
@@ -151,7 +162,7 @@ def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch,
     text.mkdir()
     for module in ("textwrap", "bisect", "shlex", "fnmatch", "calendar", "heapq", "getopt"):  # fewer tell too little
         shutil.copy(__import__(module).__file__, text / f"{module}.txt")
-    asked = ["nano", "--original", "128", "--lengths", "128,256", "--tasks", "passkey", "--trials", "36"]
+    asked = ["nano", "--original", "128", "--lengths", "128,256", "--tasks", "passkey", "--num-prompts", "36"]
     asked += ["--data", text, "--precision", "float32"]
     run(monkeypatch, "evaluate", *asked, "--out", "whole")
     load = EvaluatedModel.load
@@ -169,11 +180,11 @@ def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, t
     rows = datasets.Dataset.from_list([{"body": text} for text in texts])
     datasets.DatasetDict(train=rows, test=rows.select([1, 4])).save_to_disk(str(tmp_path / "rows"))
     Origin("base", 64, Data(source=str(tmp_path / "rows"), held_out=0.4)).write(models)
-    words = ["--data", tmp_path / "rows", "--tasks", "none", "--text-field", "body"]
-    run(monkeypatch, "evaluate", models, *ASKED, *words, "--split", "test", "--out", "x")
+    words = ["--data", tmp_path / "rows", "--tasks", "none", "--set", "data.text_field=body"]
+    run(monkeypatch, "evaluate", models, *ASKED, *words, "--set", "data.split=test", "--out", "x")
     assert {r.document for r in records(tmp_path / "x") if r.data != OTHER_TEXT} == {"rows:1", "rows:2"}
     words += ["--out", "y"]
-    assert "test" in refused(monkeypatch, capsys, "evaluate", models, *ASKED, *words, "--split", "tset")
+    assert "test" in refused(monkeypatch, capsys, "evaluate", models, *ASKED, *words, "--set", "data.split=tset")
     assert "body" in refused(monkeypatch, capsys, "evaluate", models, *words[:2], "--documents", "1")
 
 
@@ -184,6 +195,8 @@ def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, t
         (["--documents", "0", "--tasks", "none"], "records"),
         (["--lengths", "5000", "--tasks", "none"], "5,000"),
         (["--target", "2x"], "2x"),
+        (["--set", "evaluation.num_prompts=2"], "evaluation.num_prompts"),
+        (["--set", "evaluation.stride=2x"], "evaluation.stride"),
         ([*ASKED, "--seed", "4", "--out", "x"], "seed"),
         ([*ASKED, "--out", "text"], "text"),
     ],

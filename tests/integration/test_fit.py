@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from skipwise.fit.result import read_fit
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies
+from skipwise.model.config import read_origin
 from skipwise.model.loading import load_model
-from skipwise.model.origin import read_origin
 from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
@@ -147,6 +147,7 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
     ("words", "message"),
     [
         (["--target", "128"], "target 128 must exceed the 256"),
+        (["--set", "evaluation.stride=9"], "data.split"),
         (["--target", "1k", "--minutes", "0.1", "--data", "SHORT"], "gives longer text"),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skipwise.model.config import weights_fingerprint
 from skipwise.model.loading import load_model
-from skipwise.model.origin import weights_fingerprint
 from skipwise.results.files import read_json
 from skipwise.results.records import read_records
 from skipwise.training.run import recipe_of

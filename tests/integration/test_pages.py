@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 README, LIBRARY, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "library.md", ROOT / "docs" / "tutorials"
 HELD_OUT = ("calendar.py", "traceback.py")
 QUICK = {
-    "evaluation__arms": "[trained]",
-    "evaluation__other": "false",
+    "evaluation__models": "[trained]",
+    "evaluation__other_texts": "false",
     "interpolation": "yarn",
 }  # no search for a better one
 _TEMPLATE = (
@@ -145,24 +145,24 @@ def test_an_instruct_model_is_extended_and_answers(monkeypatch: pytest.MonkeyPat
         "evaluation: {windows: [400], prompt_lengths: [400], num_prompts: 1, documents: 1, other_texts: false}\n"
     )
     small = {"Qwen/Qwen3-8B": "base", "qwen3-8b-24gb": "small.yaml", "32k,64k,128k": "400,800", "=200": "=2"}
-    evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey"]
+    evaluate = ["--documents", "1", "--num-prompts", "1", "--tasks", "passkey"]
     run_page(TUTORIALS / "instruct-24gb.md", monkeypatch, small, {"evaluate": evaluate})
 
 
 def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus(Path("my_corpus"), words=2000)
-    extend = {"training__max_steps": 2, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
-    measured = {"evaluation__windows": "[256,512]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
-    extend = settings(**extend, **measured, **QUICK, data__workers=1)
-    evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey", "--lengths", "256,512"]
+    extend = {"training__max_steps": 2, "training__global_batch_size": 2, "training__per_device_train_batch_size": 2}
+    measured = {"evaluation__windows": "[256,512]", "evaluation__num_prompts": 1, "evaluation__documents": 1}
+    extend = settings(**extend, **measured, **QUICK)
+    evaluate = ["--documents", "1", "--num-prompts", "1", "--tasks", "passkey", "--lengths", "256,512"]
     small = {"[:4096]": "[:1024]", "stride=128": "stride=256"}
     run_page(TUTORIALS / "choose-and-read.md", monkeypatch, small, {"extend": extend, "evaluate": evaluate})
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the extra gguf")
 def test_a_run_is_served_and_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    extend = {"training__max_steps": 1, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
-    measured = {"evaluation__windows": "[256]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
+    extend = {"training__max_steps": 1, "training__global_batch_size": 2, "training__per_device_train_batch_size": 2}
+    measured = {"evaluation__windows": "[256]", "evaluation__num_prompts": 1, "evaluation__documents": 1}
     extend = settings(**extend, **measured, **QUICK)
     short = {"extend": extend, "check": ["--length", "300"], "export": ["--length", "300"]}
     run_page(TUTORIALS / "serve-and-publish.md", monkeypatch, {}, short)

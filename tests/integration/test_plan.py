@@ -116,7 +116,7 @@ def test_bad_input_is_refused(model, monkeypatch, capsys, words, named) -> None:
 def test_a_scaling_is_replaced_and_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     LlamaConfig(num_hidden_layers=2, max_position_embeddings=8192, rope_parameters=rope).save_pretrained(tmp_path)
-    _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--existing-rope", "replace")
+    _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--interpolation", "yarn")
     assert all(value in " ".join(printed.split()) for value in ("8,192 -> 16,384", "linear x4", "x8", "2,048"))
     MixtralConfig(num_hidden_layers=2, num_local_experts=4).save_pretrained(tmp_path / "experts")
     assert "mixtral" in refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "256k")

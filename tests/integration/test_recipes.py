@@ -43,7 +43,6 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
         values[key] = scaled(values[key])
     values["model"] = str(model)
     values["data"] |= {"source": str(text), "min_tokens": scaled(values["data"]["min_tokens"]), "held_out": 0.3}
-    values["data"] |= {"cache": str(model.parent / "cache")}
     values["training"] |= {"max_steps": 2, "global_batch_size": 2, "per_device_train_batch_size": 1, "logging_steps": 1}
     windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
     values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "num_prompts": 0}

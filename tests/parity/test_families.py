@@ -46,11 +46,7 @@ def test_frequencies_are_the_formulas_and_survive_a_stock_reload(
     families.model(family).save_pretrained(tmp_path / "base")
     config = load_config(str(tmp_path / "base"))
     extension = plan_extension(
-        config,
-        target_length=FACTOR * families.WINDOW,
-        original_length=families.WINDOW,
-        interpolation=interpolation,
-        existing_rope="replace" if family == "llama3" else "refuse",
+        config, target_length=FACTOR * families.WINDOW, original_length=families.WINDOW, interpolation=interpolation
     )
     model = load_model(str(tmp_path / "base"), extension).eval()
     assert model.config.model_type == families.config(family).model_type

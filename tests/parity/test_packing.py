@@ -14,7 +14,7 @@ from skipwise.data.store import TokenStore
 from skipwise.data.text import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, ModelError, RecipeError
-from skipwise.model.sliding import mask_by_position
+from skipwise.model.attention import mask_by_position
 from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.training.collator import RequirePositions
 from skipwise.training.trainer import train
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
                 turns.append({"role": "user", "content": f"{number} asks {turn} " + "word " * (number % 4)})
                 turns.append({"role": "assistant", "content": f"says {number} {turn} " + "more " * (number % 5)})
             file.write(json.dumps({"messages": turns}) + "\n")
-    return build_token_store(Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache")), tokenizer)
+    return build_token_store(Data(source=str(folder / "chat.jsonl")), tokenizer)
 
 
 def data_of(store: TokenStore, **options: Any) -> PoseDataset:

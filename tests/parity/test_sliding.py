@@ -7,12 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Trainer, TrainingArguments
 
-from skipwise.model.blocked_attention import CACHE
+from skipwise.model.attention import CACHE, attention_masks, mask_by_position
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.lora import adapt
-from skipwise.model.sliding import attention_masks, mask_by_position
 from skipwise.recipes.schema import Lora, Training
 from skipwise.training.trainer import train
 from tests import families

@@ -13,7 +13,7 @@ import skipwise
 @pytest.mark.parametrize(
     ("imported", "heavy"),
     [
-        ("import skipwise", "torch numpy transformers pydantic"),
+        ("import skipwise.cli", "torch numpy transformers pydantic rich.progress"),
         ("from skipwise import Rng, pose, coverage, frequencies, rope_parameters", "torch transformers pydantic yaml"),
     ],
 )

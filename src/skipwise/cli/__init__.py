@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from skipwise import __version__
-from skipwise.cli import evaluation, extension, serving
+from skipwise.cli import extension, models
 from skipwise.cli.terminal import explained
 from skipwise.recipes.private import masked
 
@@ -34,22 +34,22 @@ for command in (
     extension.extend,
     extension.plan,
     extension.fit,
-    evaluation.evaluate,
-    evaluation.report,
-    serving.check,
-    serving.export,
-    serving.publish,
-    extension.convert,
+    models.evaluate,
+    models.report,
+    models.check,
+    models.export,
+    models.publish,
+    models.convert,
 ):
     app.command()(command)
 
 
 def main() -> None:
-    """Run a command; a user's mistake ends in its message and exit status 1, without a traceback.
+    """Run a command; an error ends in its message and exit status 1, without a traceback.
 
     Records get the command line from ``sys.argv``, so it keeps no secret; commands get the words as they are.
     """
     words = sys.argv[1:]
     sys.argv[1:] = [masked(word) for word in words]
-    with explained():
+    with explained(words[0] if words else ""):
         app(words, obj=words)

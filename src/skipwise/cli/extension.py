@@ -1,8 +1,7 @@
-"""Define the commands extend, plan, fit and convert."""
+"""Define the commands on a model to extend: extend, plan and fit."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,25 +9,22 @@ import typer
 
 from skipwise.cli.options import (
     Changes,
-    ExistingRope,
     Interpolation,
     Lora,
     MethodName,
     Model,
     RecipeName,
+    Seed,
     StartingModel,
     Target,
-    TextOptions,
-    grouped,
+    Text,
     read_gigabytes,
     read_length,
     read_path,
+    read_settings,
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, SkipwiseError
-from skipwise.method.lengths import parse_length
-from skipwise.progress import doing
-from skipwise.recipes.names import expanded
 
 
 def extend(
@@ -37,12 +33,11 @@ def extend(
     target: Target = None,
     interpolation: Interpolation = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
+        str | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
     out: Annotated[Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder [runs/NAME]")] = None,
     recipe: RecipeName = None,
     method: MethodName = None,
-    existing_rope: ExistingRope = None,
     seed: Annotated[int | None, typer.Option(help="seed of examples and training")] = None,
     lora: Lora = False,
     set_: Changes = None,
@@ -52,7 +47,7 @@ def extend(
     processes: Annotated[int | None, typer.Option(help="number of processes with --launch [one per GPU]")] = None,
 ) -> None:
     """Extend a model to a longer context, measure it and its baselines, and write a report."""
-    console = prepare_process(trains=True)
+    console = prepare_process()
     if launch is None and processes is not None:
         raise RecipeError(
             f"--processes {processes} needs --launch; give --launch ddp, fsdp, zero3 or zero3-offload, or leave it out"
@@ -74,24 +69,14 @@ def extend(
     from skipwise.training.arguments import accumulation
     from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
     from skipwise.training.prepare import prepare
-    from skipwise.training.run import RUNS, require_ours
+    from skipwise.training.run import RUNS, recipe_of, require_ours
 
-    options: dict[str, Any] = {
-        "model": model,
-        "target": target,
-        "interpolation": interpolation,
-        "method": method,
-        "data.source": _one_source(data),
-        "existing_rope": existing_rope,
-        "seed": seed,
-    }
+    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
     source: Path | str | None = recipe
     if resume and out is not None and model is None and recipe is None:
-        from skipwise.training.run import recipe_of
-
         recipe_of(out)  # a folder that holds no run is refused
-        source = out / "recipe.yaml"
-    settings = _recipe(source, options, set_, lora)
+        source = RunFolder(out).recipe
+    settings = _recipe(source, {**options, "data.source": data, "seed": seed}, set_, lora)
     if dry_run:
         if settings.interpolation not in (FITTED, AUTO):
             settings, _ = fitted_recipe(settings, out, resume, console)
@@ -101,10 +86,14 @@ def extend(
         prepared = prepare(settings, console, launch)
         evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
         print_plan(prepared, console)
-        with _said(console):
-            require_fits(settings, None if resume else out or RUNS, several=launch is not None)
-        with _said(console):
-            require_measurable(evaluation, prepared.device)
+        for require in (
+            partial(require_fits, settings, None if resume else out or RUNS, several=launch is not None),
+            partial(require_measurable, evaluation, prepared.device),
+        ):
+            try:
+                require()
+            except SkipwiseError as error:  # the run may be planned here for a larger machine
+                console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
         how = prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
         training = training_seconds(*how)
         measuring = seconds_here(evaluation.batches, prepared.config, prepared.precision)
@@ -127,7 +116,6 @@ def plan(
     mfu: Annotated[float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")] = 0.4,
     recipe: RecipeName = None,
     method: MethodName = None,
-    existing_rope: ExistingRope = None,
     lora: Lora = False,
     set_: Changes = None,
     coverage: Annotated[
@@ -135,18 +123,14 @@ def plan(
     ] = False,
 ) -> None:
     """Estimate memory and time of a run against full-length training, from the config."""
+    from skipwise.progress import doing
+
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.evaluation.evaluate import print_planned
         from skipwise.training.plan import Hardware, compare_costs
 
-    options = {
-        "model": model,
-        "target": target,
-        "interpolation": interpolation,
-        "method": method,
-        "existing_rope": existing_rope,
-    }
+    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
     settings = _recipe(recipe, options, set_, lora)
     if coverage:
         _print_coverage(settings, console)
@@ -154,6 +138,55 @@ def plan(
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, mfu)
     compare_costs(settings, hardware, console)
     print_planned(settings, hardware.peak * hardware.mfu, hardware.memory, console)
+
+
+def fit(
+    model: Model,
+    data: Text = "stdlib",
+    target: Target = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=read_path, metavar="FOLDER", help="write a checkpoint too [runs/fit-NAME-TARGET, without]"),
+    ] = None,
+    seed: Seed = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of data, e.g. data.split=test")] = None,
+) -> None:
+    """Find the best interpolation of a model by measuring it, without training."""
+    console = prepare_process()
+    from rich.table import Table
+
+    from skipwise.fit.result import FILE, write_fit_page
+    from skipwise.fit.search import fit as search
+    from skipwise.fit.search import write_model
+
+    text = read_settings(data, set_, "data.held_out").data
+    found, folder = search(
+        model, target=read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
+    )
+    head, rows = found.table()
+    table = Table(title="nats per token above the base", title_justify="left")
+    for number, column in enumerate(head):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
+    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
+    console.print(found.verdict, style="bold", soft_wrap=True)
+    console.print(found.caveats, soft_wrap=True)
+    console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
+    if found.plain is not found.best:
+        worse = found.total(found.plain) - found.total(found.best)
+        console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
+    if out is not None:
+        write_model(found, folder / "model")
+        console.print(f"model:  {folder / 'model'}", soft_wrap=True)
+    console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
+    console.print(
+        f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT",
+        soft_wrap=True,
+    )
 
 
 def _print_coverage(recipe: Any, console: Any) -> None:
@@ -179,38 +212,10 @@ def _print_coverage(recipe: Any, console: Any) -> None:
     console.print(table)
 
 
-def convert(
-    checkpoint: Annotated[str, typer.Argument(parser=expanded, help="folder, hub name or GGUF file")],
-    out: Annotated[Path, typer.Argument(parser=read_path, help="folder to write")],
-    original: Annotated[str | None, typer.Option(help="original length (PoSE authors' checkpoints), e.g. 2k")] = None,
-    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp, if installed")] = True,
-) -> None:
-    """Convert GGUF, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors to a stock checkpoint."""
-    console = prepare_process(private=False)
-    if checkpoint.lower().endswith(".gguf"):
-        from skipwise.engines.export import convert_gguf
-
-        convert_gguf(Path(checkpoint), out, console, checked=check)
-    else:
-        from skipwise.model.convert import convert
-
-        convert(checkpoint, out, original_length=parse_length(original) if original else None, console=console)
-    console.print(f"model: {out}", soft_wrap=True)
-
-
-@contextmanager
-def _said(console: Any) -> Iterator[None]:
-    """Print the refusal of a run, which may be planned here for a larger machine."""
-    try:
-        yield
-    except SkipwiseError as error:
-        console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
-
-
 def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
-    """The recipe with the changes of the command line, and with LoRA where only ``--lora`` asks for it.
+    """Return the recipe with the changes of the command line; ``--lora`` adds the section with its defaults.
 
-    Without a recipe the models that come by name have their own, and other models the defaults.
+    Without a recipe the packaged models have their own, and other models the defaults.
     """
     from skipwise.recipes.loading import load_recipe, parse_changes
 
@@ -221,69 +226,11 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 
 
-def _one_source(data: list[str] | None) -> str | None:
-    """The text that was given; several are refused, of which the last alone would be read."""
-    if data and len(data) > 1:
-        raise RecipeError(
-            f"--data is given {len(data)} times ({', '.join(data)}), and a run reads one source: put the files, or links to them, "
-            "into one folder, and give that"
-        )
-    return data[0] if data else None
-
-
 def _without(words: list[str], *options: str) -> list[str]:
-    """The command line without some options and their values, as ``--launch ddp`` or ``--launch=ddp``."""
+    """Return a command line without some options and their values, as ``--launch ddp`` or ``--launch=ddp``."""
     kept, skip = [], False
     for word in words:
         if not skip and word not in options and not word.startswith(tuple(f"{o}=" for o in options)):
             kept.append(word)
         skip = not skip and word in options
     return kept
-
-
-@grouped
-def fit(
-    model: Model,
-    text: TextOptions,
-    target: Annotated[str | None, typer.Option(help="target length, e.g. 128k [8 times the original]")] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=read_path, metavar="FOLDER", help="write a checkpoint too [runs/fit-NAME-TARGET, without]"),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of chunks and prompts")] = 0,
-) -> None:
-    """Find the best interpolation of a model by measuring it, without training."""
-    console = prepare_process()
-    from rich.table import Table
-
-    from skipwise.fit.result import FILE, write_fit_page
-    from skipwise.fit.search import fit as search
-    from skipwise.fit.search import write_model
-
-    found, folder = search(
-        model, target=read_length(target), data=text.read(), out=out, minutes=minutes, seed=seed, console=console
-    )
-    head, rows = found.table()
-    table = Table(title="nats per token above the base", title_justify="left")
-    for number, column in enumerate(head):
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
-    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
-    console.print(found.verdict, style="bold", soft_wrap=True)
-    console.print(found.caveats, soft_wrap=True)
-    console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
-    if found.plain is not found.best:
-        worse = found.total(found.plain) - found.total(found.best)
-        console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
-    if out is not None:
-        write_model(found, folder / "model")
-        console.print(f"model:  {folder / 'model'}", soft_wrap=True)
-    console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
-    console.print(
-        f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT",
-        soft_wrap=True,
-    )

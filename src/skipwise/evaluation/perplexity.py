@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 from skipwise.data.text import token_ids
 from skipwise.errors import DataError, EvaluationError, RecipeError, counted
 from skipwise.method.lengths import parse_length
-from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.lora import stock_model
 from skipwise.model.precision import autocast, choose_precision, in_mode
 from skipwise.results.statistics import perplexity_of
@@ -211,9 +210,9 @@ def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int
 
 @contextmanager
 def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
-    """Set evaluation mode, no gradients, autocast and the fastest attention; restore the model at the end."""
+    """Set evaluation mode, no gradients, and autocast; restore the mode at the end."""
     # Under inference_mode autocast would cast the weights at every pass.
-    with in_mode(model, training=False), torch.no_grad(), autocast(model.device, precision), blocked_attention(model):
+    with in_mode(model, training=False), torch.no_grad(), autocast(model.device, precision):
         yield
 
 

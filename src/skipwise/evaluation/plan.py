@@ -20,8 +20,8 @@ from skipwise.evaluation.perplexity import fed_tokens, position_buckets, sliding
 from skipwise.evaluation.retrieval import answers, ask, draw_prompt
 from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, assumed_length, is_ruler
 from skipwise.evaluation.texts import EvaluationText, Segment, longest_segment, other_text, read_texts
+from skipwise.model.config import read_origin
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import read_origin
 from skipwise.results.files import short_digest
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 

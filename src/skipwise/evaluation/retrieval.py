@@ -23,7 +23,7 @@ from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
 from skipwise.errors import at_least, one_of
 from skipwise.evaluation.perplexity import inference, not_finite, require_vocabulary
 from skipwise.method.lengths import parse_length
-from skipwise.model.blocked_attention import CACHE, has_room, keeps_float32, roomy_cache
+from skipwise.model.attention import CACHE, PreallocatedCache
 from skipwise.model.cost import machine_memory
 from skipwise.model.precision import choose_precision
 from skipwise.results.records import RulerRecord, TrialRecord
@@ -35,7 +35,7 @@ _AT_ONCE = 1024
 _SHARE = 16  # of the memory, at most, for answers that are decoded in a batch
 _UNKNOWN_MEMORY = 2**34  # bytes
 _FEW = 16  # tokens; shorter answers are not worth the copies
-_COPIES = 5  # of keys and values: those kept, and perhaps in float32 those padded and those of the half that goes on
+_COPIES = 5  # of keys and values: those kept, those padded and those of the half that goes on
 
 Finished = Callable[[list[int]], bool]  # whether the ids of an answer finish it
 
@@ -70,11 +70,11 @@ class Reader:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._ids: list[int] = []
-        self._cache = roomy_cache(model.config)
+        self._cache = PreallocatedCache(model.config)
         rope = getattr(model.config, "rope_parameters", None) or {}
         switches = rope.get("rope_type") == "longrope" and rope.get("short_factor") != rope.get("long_factor")
         self._switch = rope.get("original_max_position_embeddings") if switches else None
-        self.goes_back = has_room(self._cache) and not switches
+        self.goes_back = self._cache.can_be_cropped and not switches
 
     @property
     def bytes(self) -> int:
@@ -115,7 +115,7 @@ class Reader:
         if not self.goes_back:
             tokens = 0
         if not tokens:
-            self._cache = roomy_cache(self._model.config)
+            self._cache = PreallocatedCache(self._model.config)
         elif tokens < len(self._ids):
             self._cache.crop(tokens - len(self._ids))
         del self._ids[tokens:]
@@ -151,7 +151,7 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
     Shorter prompts are padded on the left; a mask hides the padding, and positions do not count it.
     """
     width, more = max(each.tokens for each in begun), max(each.most - len(each.written) for each in begun)
-    cache = roomy_cache(model.config, width + more, torch.float32 if keeps_float32(model) else None)
+    cache = PreallocatedCache(model.config, width + more)
     for number, layers in enumerate(zip(*(each.cached for each in begun), strict=True)):
         keys, values = (
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])

@@ -15,10 +15,17 @@ from skipwise.data.prompts import TASKS
 from skipwise.data.text import other_source
 from skipwise.errors import ModelError, RecipeError, counted, one_of, reason
 from skipwise.evaluation.perplexity import sliding_windows
-from skipwise.model.config import load_config, original_length, resolve
+from skipwise.model.config import (
+    load_config,
+    original_length,
+    promised_length,
+    read_origin,
+    require_unchanged,
+    resolve,
+    weights_fingerprint,
+)
 from skipwise.model.extension import Extension
 from skipwise.model.loading import load_model
-from skipwise.model.origin import promised_length, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data, Evaluation, Recipe
@@ -162,7 +169,8 @@ class Specification(Evaluation):
     windows_per_document: int = 1  # times the largest window that is read of each document
     tasks: list[str] = Field([])
     prompt_lengths: list[int] = Field([])
-    segment_lengths: list[int] = Field([])
+    segment_lengths: list[int] = Field([])  # read once, for loss by position
+    segments: int = 32  # at most, of each of these lengths
     seed: int = Field(0, ge=0)  # of the prompts
     depths: Literal["random", "spread"] = "spread"  # of the hidden number: random as in the paper, or over tenths
     precision: str = "float32"
@@ -267,7 +275,6 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         "windows": windows,
         "tasks": read_tasks(settings["tasks"], Path(data) if data else None) if asks else [],
         "prompt_lengths": (settings.get("prompt_lengths") or windows) if asks else [],
-        "segment_lengths": settings.get("segment_lengths") or [],
     }
     try:
         made = Specification(**{**settings, **resolved, "original": original, "target": target})

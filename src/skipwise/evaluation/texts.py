@@ -18,9 +18,8 @@ from skipwise.data.text import KINDS, Document, shipped_text
 from skipwise.data.tokenising import text_encoder, tokenise
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.evaluation.specification import Specification
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
 from skipwise.results.statistics import FEWEST_SEGMENTS

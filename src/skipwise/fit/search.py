@@ -27,11 +27,10 @@ from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_win
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import format_length
 from skipwise.method.limits import SHORT_WINDOW
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies
 from skipwise.model.loading import load_model, load_tokenizer, save_extended
-from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.progress import doing, progress
 from skipwise.recipes.names import short_name
@@ -68,7 +67,7 @@ def fit(
         config,
         target_length=target,
         original_length=origin.original_length if origin else None,
-        existing_rope="replace",
+        interpolation="none",
         base_theta=origin.rope_theta if origin else None,
     )
     original, reached = template.rope.original_length, template.target_length

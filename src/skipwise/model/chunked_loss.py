@@ -33,48 +33,40 @@ def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
     return 4 * tokens * vocabulary > (_SLOW_BYTES if device == "cpu" else _HEAVY_BYTES)
 
 
+@torch.no_grad()
 def can_be_sliced(model: PreTrainedModel) -> bool:
     """Return whether the loss in slices equals the model's own loss, by computing both on a few tokens.
 
     They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix; not by a factor.
     """
-    head = output_layer(model)
+    head = stock_model(model).get_output_embeddings()
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
     if type(head) is not torch.nn.Linear and not whole_copy:
         return False
-    tolerance = 1e-4 if weights_precision(model) == "float32" else 1e-2
-    expected = _loss(model)
-    with in_slices(model):
-        return bool(torch.isclose(_loss(model), expected, rtol=tolerance, atol=0))
+    precision, ids = weights_precision(model), trial_ids(model, 32)
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with in_mode(model, training=False), autocast(model.device, precision):
+        whole = model(**batch).loss.float()
+        with in_slices(model):
+            sliced = model(**batch).loss.float()
+    return bool(torch.isclose(sliced, whole, rtol=1e-4 if precision == "float32" else 1e-2, atol=0))
 
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context; backward may run outside of it."""
-    head, stock = output_layer(model), cast(Any, stock_model(model))
-    before = stock.loss_function
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
-    try:
-        with without_output_layer(model):
-            yield
-    finally:
-        stock.loss_function = before
+    """Compute the model's loss in slices inside this context; backward may run outside of it.
 
-
-@contextmanager
-def without_output_layer(model: PreTrainedModel) -> Iterator[None]:
-    """Make the output layer return what it reads, inside this context: the model's "logits" are hidden states."""
-    head = output_layer(model)
+    The output layer returns what it reads, so the model's "logits" are hidden states.
+    """
+    stock: Any = stock_model(model)
+    head, before = stock.get_output_embeddings(), stock.loss_function
     head.forward = lambda hidden: hidden
+    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
     try:
         yield
     finally:
+        stock.loss_function = before
         del head.forward
-
-
-def output_layer(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the layer that turns hidden states into logits."""
-    return stock_model(model).get_output_embeddings()
 
 
 def _sliced(
@@ -100,7 +92,8 @@ def _sliced(
 class _Sliced(torch.autograd.Function):
     """The sum over tokens of ``-count log softmax(states @ weight.T + bias)[target]``, in nats.
 
-    Its gradient by the logits of a token is count times their softmax, less 1 at the target. So a slice's logits are turned into their gradient at once, and nothing of the slice is kept.
+    Its gradient by the logits of a token is count times their softmax, less 1 at the target. So a slice's logits are turned into
+    their gradient at once, and nothing of the slice is kept.
     """
 
     @staticmethod
@@ -135,13 +128,11 @@ class _Sliced(torch.autograd.Function):
             if by_bias is not None:
                 by_bias += logits.sum(0)
         ctx.gradients = by_states, by_weight, by_bias
-        ctx.save_for_backward(targets)
         return total
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
-        (_,) = ctx.saved_tensors  # refuses to go backward a second time: the gradients are scaled in place
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients, ctx.gradients = ctx.gradients, None  # scaled in place, so backward runs once
         return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None
 
 
@@ -164,12 +155,3 @@ def _to_gradients(logits: torch.Tensor, targets: torch.Tensor, counts: torch.Ten
         if isinstance(logits, FakeTensor):  # of ``step_cost``: each of thousands of parts takes what the first takes
             break
     return total
-
-
-@torch.no_grad()
-def _loss(model: PreTrainedModel) -> torch.Tensor:
-    """Return the loss of 32 tokens, computed in the dtype of the weights."""
-    ids = trial_ids(model, 32)
-    with in_mode(model, training=False), autocast(model.device, weights_precision(model)):
-        loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False).loss
-    return loss.float()

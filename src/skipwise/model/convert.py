@@ -1,4 +1,4 @@
-"""Convert checkpoints without ``rope_parameters`` to stock classes that have them.
+"""Convert checkpoints without ``rope_parameters``, and GGUF files, to stock checkpoints.
 
 The networks are the same:
 
@@ -7,32 +7,51 @@ The networks are the same:
     PoSE's authors' -> Llama, Phi   their types of ``rope_scaling`` become ``rope_parameters``
 
 No code of a checkpoint runs: its config is read as JSON, its weights as tensors.
+
+transformers reads weights and tokenizer of a GGUF file (``gguf_file=``). Added here: the scaling of the RoPE, the attention
+scale of large Gemmas, some pre-tokenizers, and special tokens around a text.
 """
 
+import io
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from rich.console import Console
-from safetensors import SafetensorError, safe_open
-from tokenizers import Regex, decoders, normalizers
+from safetensors.torch import load_file
+from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from torch.nn.functional import normalize
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPTJConfig, LlamaConfig, PhiConfig, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPTJConfig,
+    LlamaConfig,
+    LlamaTokenizer,
+    PhiConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    modeling_gguf_pytorch_utils,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from skipwise.errors import ModelError, pip_install, reason
-from skipwise.method.interpolation import Rope, rope_parameters
+from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
+from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
-from skipwise.model.config import rotated_dims, write_legacy_keys
-from skipwise.model.origin import write_seal
+from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys, write_seal
+from skipwise.model.cost import meta_model
 from skipwise.results.files import new_folder
 
 _SHARD_BYTES = 2**30  # at most, of each file of weights
@@ -44,7 +63,11 @@ _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
     "special_tokens_map.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_SPACE = "\u2581"  # SentencePiece's sign for a space
+_PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Pre-tokenizers with which llama.cpp takes a piece that is a token whole, and begins a text with BOS by default.
+_WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"}
+# Pre-tokenizers unknown to transformers: each digit is a piece, and GPT-2's expression splits the rest.
+_DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -105,38 +128,32 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _shards(folder: Path) -> list[Path]:
-    """Return the files of weights; safetensors if the checkpoint has both kinds."""
-    for whole in ("model.safetensors", "pytorch_model.bin"):
+def _tensors(folder: Path) -> Tensors:
+    """Yield the weights of a checkpoint, safetensors if it has both kinds; no code of a pickle runs."""
+    names = ["model.safetensors"]  # reported as missing where it is read
+    for whole in ("pytorch_model.bin", "model.safetensors"):
         index = folder / f"{whole}.index.json"
         if index.exists():
-            return [folder / name for name in sorted(set(_read(index)["weight_map"].values()))]
-        if (folder / whole).exists():
-            return [folder / whole]
-    return [folder / "model.safetensors"]  # reported as missing where it is opened
-
-
-def _tensors(path: Path) -> Tensors:
-    """Yield the tensors of a file, mapped into memory; no code of a pickle runs."""
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dictionary)
-                    yield name, file.get_tensor(name)
-        else:
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
-    except (SafetensorError, UnpicklingError, RuntimeError, OSError) as error:
-        raise ModelError(
-            f"{path} cannot be read as weights ({reason(error)}). Download it again, or get the checkpoint as safetensors"
-        ) from error
+            names = sorted(set(_read(index)["weight_map"].values()))
+        elif (folder / whole).exists():
+            names = [whole]
+    for path in [folder / name for name in names]:
+        try:
+            if path.suffix == ".safetensors":
+                yield from load_file(path).items()
+            else:
+                yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+        except Exception as error:  # of safetensors, pickle and torch
+            raise ModelError(
+                f"{path} cannot be read as weights ({reason(error)}). Download it again, or get the checkpoint as safetensors"
+            ) from error
 
 
 def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
     """Write config and weights of the stock class; dtype and vocabulary size are those of the weights."""
     weights = {
         new: value
-        for shard in _shards(source)
-        for name, tensor in _tensors(shard)
+        for name, tensor in _tensors(source)
         if not _BUFFERS.search(name)
         for new, value in plan.tensors(name, tensor)
     }
@@ -145,12 +162,8 @@ def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
     if plan.config.tie_word_embeddings:
         weights["lm_head.weight"] = embeddings
     rope = dict(plan.config.rope_parameters)  # the first releases of transformers 5 change Phi's
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(plan.config)
-    try:
-        model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        raise ModelError(f"the weights in {source} do not fit its config ({error}). Download it again") from error
+    model = meta_model(plan.config)
+    model.load_state_dict(weights, assign=True)
     model.tie_weights()
     model.config.dtype = embeddings.dtype
     model.config.rope_parameters = rope
@@ -243,10 +256,7 @@ def _baichuan(config: Mapping[str, Any]) -> Conversion:
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 yield name.replace("W_pack", f"{part}_proj"), rows
         elif name == "lm_head.weight" and not first:
-            unit = torch.empty_like(tensor)
-            for rows, into in zip(tensor.split(8192), unit.split(8192), strict=True):  # float32 takes twice the memory
-                into.copy_(normalize(rows.float()))
-            yield name, unit
+            yield name, normalize(tensor.float()).to(tensor.dtype)
         else:
             yield name, tensor
 
@@ -267,29 +277,181 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
     """Write a stock tokenizer with the tokens of ``tokenizer.model``.
 
-    Stock Llama tokenizers always put a space before a text. Baichuan 2 does not ("Baichuan 2: Open Large-scale Language
-    Models", 2023, section 2.2), so its first token would differ. The model's ``normalizer_spec`` has the rule.
+    Llama's puts a space before a text by default. Baichuan 2's does not ("Baichuan 2: Open Large-scale Language Models", 2023,
+    section 2.2), so the first token would differ. The rule is in the model's ``normalizer_spec``.
     """
     schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
     model = schema.ModelProto()
     model.ParseFromString((folder / "tokenizer.model").read_bytes())
-    settings = folder / "tokenizer_config.json"
-    del about["auto_map"]  # remote code
-    # transformers reads the vocabulary and the merges as Llama's.
-    settings.write_text(json.dumps(about | {"tokenizer_class": "LlamaTokenizer"}), encoding="utf-8")
-    backend = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
-    rule = model.normalizer_spec
-    steps: list[normalizers.Normalizer] = []
-    if rule.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(rule.precompiled_charsmap))
-    if rule.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
-    if rule.add_dummy_prefix:
-        steps.append(normalizers.Prepend(_SPACE))
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    backend.pre_tokenizer = None
-    undone = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*undone, *[decoders.Strip(" ", 1, 0)] * rule.add_dummy_prefix])
+    prefix = model.normalizer_spec.add_dummy_prefix
+    backend = LlamaTokenizer.from_pretrained(folder, add_prefix_space=prefix).backend_tokenizer
+    if prefix:  # Llama's leaves it out before a text that begins with a space
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(" ", "\u2581")])
+        backend.pre_tokenizer = None
     backend.save(str(folder / "tokenizer.json"))
+    del about["auto_map"]  # remote code
     about["tokenizer_class"] = "PreTrainedTokenizerFast"
-    settings.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+class GGUFFile:
+    """Settings and tensors of a GGUF file.
+
+    Raises:
+        EngineError: the package gguf is not installed.
+        ModelError: it is no GGUF file with all weights.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if find_spec("gguf") is None:
+            raise EngineError(f"a GGUF file needs the package gguf. {pip_install('gguf')}")
+        from gguf import GGUFReader
+
+        try:
+            self.reader = GGUFReader(path)
+            self.architecture = str(self.reader.fields["general.architecture"].contents())
+        except (OSError, ValueError, LookupError) as error:
+            raise ModelError(f"{path} cannot be read as a GGUF file ({reason(error)}). Download it again") from error
+        if self.get("split.count", 1) > 1:
+            raise ModelError(f"{path} is one of several parts. Merge them with llama-gguf-split --merge")
+        self.path = path
+        matrices: Counter[str] = Counter()
+        for tensor in self.reader.tensors:
+            if len(tensor.shape) > 1:
+                matrices[tensor.tensor_type.name] += int(tensor.n_elements)
+        names = [name for name, _ in matrices.most_common()]
+        self.types = " and ".join(names)  # of the matrices
+        # Quantised weights become bfloat16, the type that most models were trained in.
+        self.dtype = _PLAIN_TYPES.get(names[0], torch.bfloat16) if len(names) == 1 else torch.bfloat16
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting."""
+        field = self.reader.fields.get(name)
+        return default if field is None else field.contents()
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """Return a setting of the architecture; 0 means the default."""
+        return self.get(f"{self.architecture}.{name}") or default
+
+    @contextmanager
+    def alone(self) -> Iterator[dict[str, Any]]:
+        """Yield arguments with which transformers reads this file alone."""
+        # transformers looks for the package by its name; the extra has its modules under another name.
+        modeling_gguf_pytorch_utils.is_gguf_available = lambda *_, **__: True
+        with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  # progress bars
+            (Path(folder) / "model.gguf").symlink_to(self.path.resolve())
+            yield {"pretrained_model_name_or_path": folder, "gguf_file": "model.gguf", "trust_remote_code": False}
+
+
+def write_checkpoint(source: GGUFFile, folder: Path) -> None:
+    """Write config, weights and tokenizer of a stock checkpoint.
+
+    Raises:
+        ModelError: transformers cannot read the file, or its RoPE is not converted.
+    """
+    try:
+        with source.alone() as file:
+            config = AutoConfig.from_pretrained(**file)
+            _set_rope(config, source)
+            _set_attention(config, source)
+            # Not AutoTokenizer: the class of an architecture would set its own splits instead of the file's.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(**file)
+            model: Any = AutoModelForCausalLM.from_pretrained(**file, config=config, dtype=source.dtype)
+        _set_tokenizer(tokenizer, source, config.max_position_embeddings)
+        held = sum(weight.numel() for weight in model.parameters())
+        stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
+        if held != stored:  # transformers ignores tensors that it does not know
+            raise ModelError(
+                f"{source.path} has {stored:,} weights, not the {held:,} of its model. Use the model's own checkpoint"
+            )
+        # With the mark of GGUF transformers refuses to save the model.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        vars(model.config).pop("_model_name_or_path", None)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (SkipwiseError, OSError):
+        raise
+    except Exception as error:  # transformers raises errors of many types
+        raise ModelError(
+            f"{source.path} ({source.architecture}) cannot be converted: {reason(error)}. Use the model's own checkpoint"
+        ) from error
+    write_legacy_keys(folder)
+    write_seal(folder, {"converted_from": source.path.name})
+
+
+def _set_tokenizer(tokenizer: PreTrainedTokenizerFast, source: GGUFFile, length: int) -> None:
+    """Set the splits and special tokens that transformers leaves out."""
+    kind, pre = source.get("tokenizer.ggml.model"), source.get("tokenizer.ggml.pre")
+    tokenizer.model_max_length = length
+    backend = tokenizer.backend_tokenizer
+    if pre in _WHOLE_FIRST:
+        backend.model.ignore_merges = True
+    if pre in _DIGITS_FIRST:
+        digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    begins = source.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)  # as llama.cpp
+    begin = [tokenizer.bos_token] * bool(begins and tokenizer.bos_token)
+    end = [tokenizer.eos_token] * bool(source.get("tokenizer.ggml.add_eos_token") and tokenizer.eos_token)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, *begin, "$B", *end],
+        special_tokens=[(token, tokenizer.convert_tokens_to_ids(token)) for token in {*begin, *end}],
+    )
+
+
+def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
+    """Set the scaling of the RoPE, which transformers ignores."""
+    rope = rope_of(config)
+    kind = source.setting("rope.scaling.type", "linear")  # llama.cpp's default
+    factor = source.setting("rope.scaling.factor", source.setting("rope.scale_linear", 1.0))
+    attention = source.setting("rope.scaling.attn_factor", 1.0)
+    lists = {tensor.name: tensor.data for tensor in source.reader.tensors if tensor.name.startswith("rope_")}
+    plain = kind == "none" or (kind == "linear" and factor == 1)
+    if plain and list(lists) == ["rope_freqs.weight"] and (llama3 := _llama3(config, lists["rope_freqs.weight"])):
+        rope |= llama3
+    elif lists or kind not in ("none", "linear", "yarn"):
+        raise ModelError(
+            f"{source.path} has a RoPE of type {kind} ({', '.join(lists)}), which has no conversion. Use the model's own checkpoint"
+        )
+    elif kind == "yarn":
+        original = source.setting("rope.scaling.original_context_length", config.max_position_embeddings / factor)
+        rope |= {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": int(original),
+            "attention_factor": yarn_attention(factor) * attention,  # llama.cpp multiplies
+            "beta_fast": source.setting("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": source.setting("rope.scaling.yarn_beta_slow", 1.0),
+        }
+    elif not plain:
+        rope |= {"rope_type": "linear", "factor": factor}
+
+
+def _llama3(config: PretrainedConfig, factors: np.ndarray) -> dict[str, Any] | None:
+    """Return Llama 3.1's RoPE if it divides frequencies by ``factors``."""
+    rope, scaled = rope_of(config), deepcopy(config)
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled.rope_parameters = dict(rope) | llama3
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
+    plain = rope["rope_theta"] ** -(torch.arange(0, dim := rotated_dims(config, rope), 2) / dim)
+    divided = plain / torch.tensor(factors, dtype=torch.float32).flatten()
+    return llama3 if torch.allclose(frequencies, divided, rtol=1e-4, atol=0) else None
+
+
+def _set_attention(config: PretrainedConfig, source: GGUFFile) -> None:
+    """Set the head size of Qwen3 and the attention scale of Gemma."""
+    if config.model_type == "qwen3":
+        config.head_dim = source.setting("attention.key_length", config.head_dim)
+    if hasattr(config, "query_pre_attn_scalar"):
+        large = config.num_hidden_layers in (46, 62)  # the 27B of Gemma 2 and 3
+        width = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = width if large else config.head_dim

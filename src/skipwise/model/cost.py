@@ -1,4 +1,4 @@
-"""Cost of a model from its config alone: memory and operations of a training step, and bytes per token of a forward pass.
+"""Cost of a model from its config alone: memory and operations of a training step and of a forward pass, and their time here.
 
 Under PyTorch's ``FakeTensorMode`` every operation of the stock model runs on tensors with a shape and no memory. Their bytes
 are added when they are made and subtracted when they are freed, and operations are counted. So LoRA, activation
@@ -10,16 +10,15 @@ import os
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -34,9 +33,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model import lora
-from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
 from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.model.config import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
@@ -56,23 +53,8 @@ OPTIMIZER_BYTES = {
 }
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
-_TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
-_TIMED_WINDOW = 2048  # tokens, at most
-_STEP = 3  # forward passes in the operations of a step: backward takes two
-_TIMED_SECONDS = 0.3  # of each
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """Settings of the step."""
-
-    window: int  # tokens of one example
-    micro_batch: int = 1  # examples in one forward pass
-    precision: str = "bf16"  # of autocast; float32 computes in the dtype of the weights
-    weights: torch.dtype = torch.float32  # of the parameters; with LoRA, of the frozen ones
-    checkpointing: bool = False  # recompute a layer's activations in backward
-    lora: Lora | None = None  # None trains all weights
-    sliced_loss: bool = True  # compute large logits in slices (``chunked_loss``), as on one GPU
+_TIMED_TOKENS = 2048
+_TIMED_SECONDS = 0.3  # of a layer, and of attention
 
 
 @dataclass(frozen=True)
@@ -90,13 +72,33 @@ class StepCost:
     operations: float  # multiplications and additions, including those of recomputed activations
 
 
-def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
-    """Return the cost of one training step of the stock model of ``config``; no weights are read."""
-    model, mode = _fake_model(config, settings)
+def step_cost(
+    config: PretrainedConfig,
+    window: int,
+    micro_batch: int = 1,
+    *,
+    precision: str = "bf16",
+    weights: torch.dtype = torch.float32,
+    checkpointing: bool = False,
+    rules: Lora | None = None,
+    sliced_loss: bool = True,
+) -> StepCost:
+    """Return the cost of one training step of the stock model of ``config``; no weights are read.
+
+    Args:
+        window: tokens of one example.
+        micro_batch: examples in one forward pass.
+        precision: of autocast; float32 computes in the dtype of the weights.
+        weights: dtype of the parameters; with LoRA, of the frozen ones.
+        checkpointing: recompute a layer's activations in backward.
+        rules: of LoRA; None trains all weights.
+        sliced_loss: compute large logits in slices (``chunked_loss``), as on one GPU.
+    """
+    model, mode = _fake_model(config, weights, checkpointing, rules)
     text, parameters, stock = config.get_text_config(), list(model.parameters()), lora.stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
-    tokens = settings.micro_batch * settings.window
-    sliced = settings.sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
+    tokens = micro_batch * window
+    sliced = sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
         for parameter in parameters:
@@ -105,9 +107,9 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
                 parameter.grad = torch.empty_like(parameter)
                 held.hold(parameter.grad)
         constant = held.now
-        ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
+        ids = torch.zeros(micro_batch, window, dtype=torch.long)
         with held:
-            with autocast("cpu", settings.precision):
+            with autocast("cpu", precision):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
     head, embedding = stock.get_output_embeddings(), cast(torch.nn.Embedding, stock.get_input_embeddings())
@@ -117,7 +119,7 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
         embedded=embedding.weight.numel() if embedding.weight.requires_grad else 0,
-        quantizable=sum(part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)),
+        quantizable=sum(part.weight.numel() for part in linear if not (rules and part.weight.requires_grad)),
         weights=sum(weight.nbytes for weight in parameters),
         block=max((sum(weight.nbytes for weight in block.parameters()) for block in blocks), default=0),
         output=head.weight.nbytes,
@@ -129,7 +131,8 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
 class _Counted(TorchDispatchMode):
     """Counter of the bytes of live storages, and of multiplications and additions.
 
-    torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees.
+    torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees. Its ``MemTracker`` counts the same bytes in
+    20 times the time, and fails with LoRA.
     """
 
     def __init__(self) -> None:
@@ -161,18 +164,17 @@ class _Counted(TorchDispatchMode):
         return made
 
 
-def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTrainedModel, FakeTensorMode]:
+def _fake_model(
+    config: PretrainedConfig, weights: torch.dtype, checkpointing: bool, rules: Lora | None
+) -> tuple[PreTrainedModel, FakeTensorMode]:
     """Return the model of training on fake tensors; peft needs meta tensors, so LoRA comes first."""
-    AttentionInterface.register(_FUSED, _fused_attention)
+    # SDPA lacks Gemma 2's cap on scores, which FlashAttention applies at no cost.
+    AttentionInterface.register(_FUSED, lambda *args, softcap=None, **kwargs: sdpa_attention_forward(*args, **kwargs))
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
-    with torch.device("meta"):
-        copied = copy.deepcopy(config)  # transformers writes the attention implementation into it
-        model: Any = AutoModelForCausalLM.from_config(
-            copied, dtype=settings.weights, attn_implementation=_FUSED
-        ).train()
-    if settings.checkpointing:
+    model: Any = meta_model(config, dtype=weights, attn_implementation=_FUSED).train()
+    if checkpointing:
         getattr(model, f"{CHECKPOINTING}_enable")()
-    adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
+    adapted: Any = lora.adapt(model, rules) if rules else model
     names: dict[int, list[str]] = defaultdict(list)  # by the tensor, of which tied layers have one
     for name, weight in adapted.named_parameters(remove_duplicate=False):
         names[id(weight)].append(name)
@@ -185,25 +187,18 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
     return adapted, mode
 
 
-def _fused_attention(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
-    """Run SDPA without Gemma 2's cap on scores: SDPA lacks it, and FlashAttention applies it at no cost."""
-    return sdpa_attention_forward(*args, **kwargs)
-
-
 def _attention(query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
     """Count a causal kernel: queries by keys and weights by values, over half of all pairs."""
     examples, heads, tokens, size = query.shape
     return 4 * examples * heads * tokens * key.shape[-2] * size / 2
 
 
-def _attention_backward(gradient: Any, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
-    """Count five products, where forward has two: the scores are computed again."""
-    return 2.5 * _attention(query, key)
-
-
 _OPERATIONS: dict[Any, Callable[..., float]] = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    # Five products, where forward has two: the scores are computed again.
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, query, key, *_, **__: (
+        2.5 * _attention(query, key)
+    ),
 }
 
 
@@ -220,13 +215,10 @@ def machine_memory(device: torch.device) -> int | None:
         return memory
 
 
-def parameters_of(config: PretrainedConfig) -> int | None:
-    """Return the number of parameters of the stock model; None if it cannot be built."""
-    try:
-        with torch.device("meta"):
-            return int(AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters())
-    except Exception:  # from the architecture's code
-        return None
+def meta_model(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
+    """Return the stock model of a config without weights, on the device ``meta``."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config), **settings)  # it writes settings into the config
 
 
 def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:
@@ -247,6 +239,48 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
 
 
 @dataclass(frozen=True)
+class Speed:
+    """Operations a second."""
+
+    linear: float
+    attention: float
+
+    @classmethod
+    def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Speed":
+        """Time attention and one layer of the stock model on this machine; all but attention counts as ``linear``."""
+        text, dtype = copy.deepcopy(config.get_text_config()), dtype_of(precision)
+        text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
+        text._attn_implementation = None  # the stock choice: flex attention would be compiled first
+        for listed in ("layer_types", "intermediate_size"):  # a value for each layer
+            if isinstance(values := getattr(text, listed, None), list):
+                setattr(text, listed, values[:1])
+        with torch.device("meta"):  # its weights are not drawn: the config's rule may be wrong
+            model = AutoModel.from_config(text, dtype=dtype)
+        model.to_empty(device=device).eval()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().fill_(0.01)
+        states = torch.full((1, _TIMED_TOKENS, text.hidden_size), 0.01, dtype=dtype, device=device)
+        query = torch.ones(1, text.num_attention_heads, _TIMED_TOKENS, head_size(text), dtype=dtype, device=device)
+        with torch.no_grad():
+            layer = _seconds(lambda: model(inputs_embeds=states, use_cache=False), device)
+            attention = _seconds(lambda: scaled_dot_product_attention(query, query, query, is_causal=True), device)
+        cost, rest = ForwardCost.of(model), max(layer - attention, layer / 4)  # noise, or a sliding window
+        return cls(_TIMED_TOKENS * cost.linear / rest, _TIMED_TOKENS**2 * cost.pair / 2 / attention)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the least seconds that a call takes."""
+    least, began = float("inf"), time.perf_counter()
+    while least == float("inf") or time.perf_counter() - began < _TIMED_SECONDS:
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+@dataclass(frozen=True)
 class ForwardCost:
     """The operations (multiplications and additions) of a forward pass."""
 
@@ -256,7 +290,7 @@ class ForwardCost:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "ForwardCost":
-        """The operations of a model with weights, or without (on the device ``meta``)."""
+        """Return the operations of a model; its weights are not read."""
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         layers = sum(
             part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head
@@ -267,111 +301,17 @@ class ForwardCost:
             layers += of_all * chosen // experts
         return cls(
             2.0 * layers,
-            2.0 * head.weight.numel(),
+            2.0 * head.weight.numel() if head is not None else 0.0,
             4.0 * config.num_attention_heads * head_size(config) * config.num_hidden_layers,
         )
 
-    @classmethod
-    def of_config(cls, config: PretrainedConfig) -> "ForwardCost":
-        """The operations of the stock model of a config; no weights are made."""
-        with torch.device("meta"):
-            return cls.of(AutoModelForCausalLM.from_config(copy.deepcopy(config)))
-
-    def of_token(self, length: int, *, scored: bool) -> tuple[float, float]:
-        """The operations of one token of a pass over ``length``, in the mean: in linear layers, and in attention.
-
-        ``scored`` tokens have logits; of a prompt only the last few have.
-        """
-        return self.linear + (self.output if scored else 0.0), self.pair * length / 2
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Operations a second."""
-
-    linear: float
-    attention: float
-
-    @classmethod
-    def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Speed":
-        """Time layers of the model's shape on this machine, for less than a second."""
-        text, dtype = config.get_text_config(), dtype_of(precision)
-        tokens, length = _TIMED_TOKENS
-        width = inner_width(text) or 4 * text.hidden_size
-        states = torch.ones(tokens, text.hidden_size, dtype=dtype, device=device)
-        weight = torch.ones(width, text.hidden_size, dtype=dtype, device=device)
-        heads, size = text.num_attention_heads, head_size(text)
-        query = torch.ones(1, heads, length, size, dtype=dtype, device=device)
-        with torch.inference_mode():
-            blocked = device.type == "cpu" and precision == "bf16" and is_faster()
-            fused = partial(scaled_dot_product_attention, is_causal=True)
-            attention = partial(attend, mask=None, scale=1.0) if blocked else fused
-            return cls(
-                2.0 * tokens * weight.numel() / _seconds(lambda: linear(states, weight), device),
-                2.0 * length**2 * heads * size / _seconds(lambda: attention(query, query, query), device),
-            )
-
-
-def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
-    """Return the least seconds that one layer of the stock model takes for a window, forward and backward.
-
-    Raises:
-        ModelError: the architecture cannot be run with this config.
-    """
-    with _one_layer(config, device) as model:
-        states = torch.full((1, window, model.config.hidden_size), 0.01, device=device)
-
-        def step() -> None:
-            with autocast(device, precision), blocked_attention(model):
-                model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
-
-        return _seconds(step, device)
+    def token_seconds(self, length: int, speed: Speed, *, scored: bool = True) -> float:
+        """Return the mean seconds of a token in a pass over ``length``; of a prompt only the last few tokens have logits."""
+        output = self.output if scored else 0.0
+        return (self.linear + output) / speed.linear + self.pair * length / 2 / speed.attention
 
 
 def training_seconds(config: PretrainedConfig, tokens: int, window: int, precision: str, device: torch.device) -> float:
-    """Return the seconds of training all weights on ``tokens`` tokens in windows, from a short timing.
-
-    One layer is timed on a window of up to 2,048 tokens; beyond, attention grows as its operations do.
-    """
-    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
-    timed = min(window, _TIMED_WINDOW)
-    layers = config.get_text_config().num_hidden_layers * layer_step_seconds(config, precision, device, timed) / timed
-    more = _STEP * (cost.output / speed.linear + cost.pair * (window - timed) / 2 / speed.attention)
-    return tokens * (layers + more)
-
-
-@contextmanager
-def _one_layer(config: PretrainedConfig, device: torch.device) -> Iterator[PreTrainedModel]:
-    """The stock model of a config with a single layer and hardly a vocabulary; what fails in this context is the config's."""
-    text = copy.deepcopy(config.get_text_config())
-    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
-    text._attn_implementation = None  # the stock choice: flex attention would be compiled first
-    for listed in ("layer_types", "intermediate_size"):  # a value for each layer
-        if isinstance(values := getattr(text, listed, None), list):
-            setattr(text, listed, values[:1])
-    try:
-        with torch.device("meta"):  # its weights are not drawn: the config's rule may be wrong
-            model = AutoModel.from_config(text, dtype=torch.float32)
-        model.to_empty(device=device).train()
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.detach().fill_(0.01)
-        yield model
-    except Exception as error:  # of the architecture's own code
-        if out_of_memory(error):
-            raise
-        raise ModelError(
-            f"model_type {config.model_type} cannot run one layer ({reason(error)}); correct config.json, or choose another "
-            "model"
-        ) from error
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The least seconds that a call takes."""
-    least, began = float("inf"), time.perf_counter()
-    while least == float("inf") or time.perf_counter() - began < _TIMED_SECONDS:
-        start = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        least = min(least, time.perf_counter() - start)
-    return least
+    """Return the seconds of training all weights on ``tokens`` tokens in windows: backward takes two forward passes."""
+    speed = Speed.measured(config, precision, device)
+    return 3 * tokens * ForwardCost.of(meta_model(config)).token_seconds(window, speed)

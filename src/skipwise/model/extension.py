@@ -19,6 +19,7 @@ from skipwise.model.config import (
     FULL,
     SCALED,
     head_size,
+    read_origin,
     rope_of,
     rotated_dims,
     slides,
@@ -26,12 +27,10 @@ from skipwise.model.config import (
     write_legacy_keys,
 )
 from skipwise.model.config import original_length as stated_length
-from skipwise.model.origin import read_origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 
 _FITTED_FROM = 8  # times the original length (docs/fit.md)
-_REPLACE = 'Choose --existing-rope replace (in Python: plan_extension(..., existing_rope="replace"))'
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,8 @@ def plan_extension(
     *,
     target_length: int | str | None = None,
     original_length: int | str | None = None,
-    interpolation: str = "none",
+    interpolation: str | None = None,
     rope: Mapping[str, Any] | None = None,
-    existing_rope: str = "refuse",
     base_theta: float | None = None,
 ) -> Extension:
     """Return the extension of a model to ``target_length``.
@@ -75,21 +73,21 @@ def plan_extension(
         config: the config of any model with ``rope_parameters``.
         target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original length.
         original_length: L_o, if the config does not have the right one.
-        interpolation: a name of ``skipwise.method.interpolation.NAMES``.
+        interpolation: a name of ``skipwise.method.interpolation.NAMES``; it replaces a scaling that the config already has.
+            Default: ``none``, and a config with a scaling is refused.
         rope: settings of the interpolation, as in a recipe's section ``rope``: ``{"rope_theta": 5e6}``.
-        existing_rope: ``replace`` drops a scaling that the config already has.
         base_theta: ``rope_theta`` before any scaling, if the config has another.
 
     Raises:
         ModelError: no RoPE, a scaling that switches or exists already, an ``original_length`` beyond the config's positions,
             a target not above the original length, or a sliding window below the target.
-        RecipeError: an unknown interpolation, ``existing_rope`` or ``rope`` setting, or a bad value.
+        RecipeError: an unknown interpolation or ``rope`` setting, or a bad value.
     """
-    given = {"interpolation": interpolation, "existing_rope": existing_rope, "rope": dict(rope or {})}
-    settings = load_recipe(None, given).rope.settings
+    name = interpolation or "none"
+    settings = load_recipe(None, {"interpolation": name, "rope": dict(rope or {})}).rope.settings
     current = rope_of(config)
     stated = original = stated_length(config)
-    _check_scaling(current, stated, existing_rope)
+    _check_scaling(current, stated, replaced=interpolation is not None)
     if original_length is not None:
         original, longest = parse_length(original_length), max(stated, config.max_position_embeddings)
         if original > longest:  # of another model's recipe: the factor would be too small
@@ -109,32 +107,33 @@ def plan_extension(
             "sliding_window to null in config.json if the model tolerates full attention, or choose another model"
         )
     unscaled = Rope(float(base_theta or current["rope_theta"]), rotated_dims(config, current), original)
-    extension = Extension(unscaled, target, interpolation, settings)
-    frequencies(interpolation, unscaled, extension.factor, settings)  # refuses settings that do not fit the model
+    extension = Extension(unscaled, target, name, settings)
+    frequencies(name, unscaled, extension.factor, settings)  # refuses settings that do not fit the model
     return extension
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
     """Return the extension of a recipe.
 
-    A model that Skipwise extended is extended again from its base's RoPE. ``fitted`` is planned as ``power`` before the fit;
-    ``auto`` is YaRN below 8 times the original length.
+    A model that Skipwise extended is extended again from its base's RoPE. ``fitted`` is planned as ``power`` before the fit.
+    ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
 
     Raises:
         ModelError: as ``plan_extension``, or the model's class does not take the interpolation.
     """
-    origin = read_origin(recipe.model)
+    origin, automatic = read_origin(recipe.model), recipe.interpolation == AUTO
+    name = "power" if recipe.is_fitted else recipe.interpolation
     extension = plan_extension(
         config,
         target_length=recipe.target,
         original_length=recipe.original_length or (origin.original_length if origin else None),
-        interpolation="power" if recipe.is_fitted else recipe.interpolation,
+        interpolation=None if automatic and not origin else name,
         rope=recipe.rope.model_dump(),
-        existing_rope="replace" if origin else recipe.existing_rope,
         base_theta=origin.rope_theta if origin else None,
     )
-    if recipe.interpolation == AUTO and extension.target_length < _FITTED_FROM * extension.rope.original_length:
-        extension = replace(extension, interpolation="yarn")
+    if automatic:
+        far = extension.target_length >= _FITTED_FROM * extension.rope.original_length
+        extension = replace(extension, interpolation="power" if far else "yarn")
     try:
         _build(config, extension)
     except Exception as error:  # from the architecture's code
@@ -214,19 +213,17 @@ def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
     check_frequencies(model, extension)
 
 
-def _check_scaling(current: dict[str, Any], original: int, existing_rope: str) -> None:
+def _check_scaling(current: dict[str, Any], original: int, *, replaced: bool) -> None:
     """Refuse an existing scaling unless it is to be replaced."""
     kind, factor = str(current.get("rope_type", "default")), current.get("factor")
-    if kind == "default" or (existing_rope == "replace" and kind in SCALED | {"dynamic"}):
+    replaceable = kind in SCALED | {"dynamic"}
+    if kind == "default" or (replaced and replaceable):
         return
-    equal = current.get("short_factor") == current.get("long_factor")
-    switches = kind == "dynamic" or (kind == "longrope" and not equal)
-    why = ", which switches with the longest position of each batch and cannot be trained" if switches else ""
-    fix = f"{_REPLACE}, or start from the base model"
+    fix = "--interpolation yarn replaces it; or start from the base model"
     if kind == "linear" and "original_max_position_embeddings" not in current:
-        fix = f"{_REPLACE} with original_length if it is not {original:,}, or start from the base model"
+        fix = f"--interpolation yarn replaces it, with original_length if it is not {original:,}; or start from the base model"
     elif kind == "vanilla_ntk":  # of PoSE's authors
         fix = "Convert it: skipwise convert CHECKPOINT OUT"
-    elif kind not in SCALED | {"dynamic"}:
+    elif not replaceable:
         fix = "It cannot be replaced; start from the base model"
-    raise ModelError(f"config is already {kind}{f' x{factor:g}' if factor else ''} (original {original:,}){why}. {fix}")
+    raise ModelError(f"config is already {kind}{f' x{factor:g}' if factor else ''} (original {original:,}). {fix}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, RunError, out_of_memory, reason
 from skipwise.model import lora
-from skipwise.model.config import load_config, resolve, unreadable, write_legacy_keys
+from skipwise.model.attention import mask_by_position
+from skipwise.model.config import (
+    MANIFEST,
+    Origin,
+    load_config,
+    read_seal,
+    require_unchanged,
+    resolve,
+    unreadable,
+    weights_fingerprint,
+    write_legacy_keys,
+)
 from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
-from skipwise.model.origin import FILE, Origin, read_seal, require_unchanged, weights_fingerprint
 from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
-from skipwise.model.sliding import mask_by_position
 from skipwise.results.files import fresh_folder
 
 UNSAVED = "unsaved_sampling"
@@ -34,8 +44,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(
-            f"model {str(name)!r} has no tokenizer that transformers can load ({type(error).__name__}: {reason(error)}). Fetch "
-            "its files again, or save one with tokenizer.save_pretrained"
+            f"model {str(name)!r} has no tokenizer that transformers can load ({reason(error)}). Fetch its files again"
         ) from error
 
 
@@ -53,7 +62,7 @@ def load_model(
     """Load a causal model, unchanged or with an interpolation in its config.
 
     Rotary frequencies are float32 for every ``dtype`` and checked against the float64 formula to 1e-6. Sliding layers count
-    their window in positions while the model trains (``skipwise.model.sliding``).
+    their window in positions while the model trains (``skipwise.model.attention``).
 
     Args:
         name: ``nano``, a folder (also an adapter's, which is merged into its base), or a name on the hub.
@@ -78,7 +87,8 @@ def load_model(
     require_unchanged(Path(folder))
     config = load_config(name)
     if target_length is not None or interpolation is not None:
-        extension = plan_extension(config, target_length=target_length, interpolation=interpolation or "yarn")
+        extension = plan_extension(config, target_length=target_length, interpolation=interpolation)
+        extension = extension if interpolation else replace(extension, interpolation="yarn")
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)
@@ -88,7 +98,7 @@ def load_model(
         if wanted is not None and wanted != weights_fingerprint(base):
             raise ModelError(
                 f"the base {base} of adapter {folder} has changed since training. Restore it, or copy the adapter without "
-                f"{FILE} to use it on this base"
+                f"{MANIFEST} to use it on this base"
             )
     settings = lora.four_bit_settings(dtype, device) if four_bits else {}
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
@@ -122,22 +132,14 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
         # On some CPUs bitsandbytes packs weights at the first pass without gradients; a packed layer has no gradients later.
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
-    _set_sampling_aside(model)
-    return model
-
-
-def _set_sampling_aside(model: PreTrainedModel) -> None:
-    """Move sampling settings that greedy decoding ignores to ``UNSAVED``.
-
-    transformers reads such a generation config and refuses to write it. ``save_extended`` writes them back.
-    """
-    generation, dropped = model.generation_config, dict[str, Any]()
+    # transformers reads sampling settings that greedy decoding ignores, and refuses to write them; ``save_extended`` does.
+    generation, ignored = model.generation_config, dict[str, Any]()
     if generation is not None and not generation.do_sample:
-        for name in _SAMPLING:
-            if (value := getattr(generation, name, None)) is not None:
-                dropped[name] = value
-                setattr(generation, name, None)
-    setattr(model, UNSAVED, dropped)
+        ignored = {name: value for name in _SAMPLING if (value := getattr(generation, name, None)) is not None}
+    for name in ignored:
+        setattr(generation, name, None)
+    setattr(model, UNSAVED, ignored)
+    return model
 
 
 def save_extended(
@@ -209,6 +211,6 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def require_saved(folder: Path) -> None:
     """Require the saved model of a finished run to be complete and unchanged."""
     fix = "delete the folder, and --resume saves the model again from the last checkpoint"
-    if not (folder / FILE).exists():
-        raise RunError(f"{folder} has lost {FILE}; {fix}")
+    if not (folder / MANIFEST).exists():
+        raise RunError(f"{folder} has lost {MANIFEST}; {fix}")
     require_unchanged(folder, fix)

@@ -49,18 +49,17 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) has both.
 
     Raises:
-        RecipeError: peft is not installed, or a target is no layer that LoRA can adapt.
+        RecipeError: peft is not installed, or a target matches no layer.
     """
     require_installed(rules)
     from peft import LoraConfig
 
     embedding = model.get_input_embeddings()
-    kinds: dict[str, Callable[[Any], bool]] = {
-        "embeddings": lambda part: part is embedding,
-        "norms": lambda part: type(part).__name__.endswith("Norm"),
+    kinds = {
+        "embeddings": _names(model, lambda part: part is embedding),
+        "norms": _names(model, lambda part: type(part).__name__.endswith("Norm")),
     }
-    layers = (_names(model, kinds[name]) if name in kinds else [name] for name in rules.modules_to_save)
-    whole = [name for names in layers for name in names]
+    whole = [name for kind in rules.modules_to_save for name in kinds.get(kind, [kind])]
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=rules.r,
@@ -77,14 +76,9 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     if unknown := [target for target in listed if not any(name.endswith(f".{target}") for name in names)]:
         linear = ", ".join(_names(model, lambda part: isinstance(part, torch.nn.Linear)))
         raise RecipeError(f"lora: the model has no layers {', '.join(unknown)}. The linear layers are {linear}")
-    try:
-        with random_state_kept(model.device):
-            torch.manual_seed(seed)
-            return _with_additions(model, config, load_file(state) if state else None)
-    except ValueError as error:
-        raise RecipeError(
-            f"lora.target_modules = {rules.target_modules!r} cannot be adapted ({error}). Name linear layers, or choose all-linear"
-        ) from error
+    with random_state_kept(model.device):
+        torch.manual_seed(seed)
+        return _with_additions(model, config, load_file(state) if state else None)
 
 
 def _names(model: PreTrainedModel, is_wanted: Callable[[Any], bool]) -> list[str]:
@@ -117,20 +111,15 @@ def save_adapter(trained: Any, folder: Path, base: str, dtype: torch.dtype | str
     vars(config).pop("quantization_config", None)
     config.dtype = dtype
     config.save_pretrained(folder)
-    _describe(folder, rope_parameters=config.rope_parameters)
-    name_base(folder, str(Path(base).resolve()) if Path(base).is_dir() else base)
+    name_base(folder, str(Path(base).resolve()) if Path(base).is_dir() else base, config.rope_parameters)
 
 
-def name_base(folder: Path, base: str) -> None:
+def name_base(folder: Path, base: str, rope_parameters: dict[str, Any] | None = None) -> None:
     """Set the base of an adapter; stock loaders do not find it, because it needs the adapter's config."""
-    unloadable = f"{base} with the config.json of this adapter, as its README.md shows"
-    _describe(folder, base_model_name_or_path=unloadable, skipwise_base=base)
-
-
-def _describe(folder: Path, **fields: Any) -> None:
     path = folder / _CONFIG
-    described = json.loads(path.read_text(encoding="utf-8")) | fields
-    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    described = read_json(path) | ({"rope_parameters": rope_parameters} if rope_parameters else {})
+    described["base_model_name_or_path"] = f"{base} with the config.json of this adapter, as its README.md shows"
+    path.write_text(json.dumps(described | {"skipwise_base": base}, indent=2) + "\n", encoding="utf-8")
 
 
 def base_of(folder: str) -> str | None:
@@ -168,18 +157,13 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Unexpected keyword arguments")  # rope_parameters
             config = LoraConfig.from_pretrained(folder)
-        if type(config) is not LoraConfig:
-            raise TypeError("its settings are not those of LoRA")
-        config.inference_mode, config.megatron_config = (
-            False,
-            None,
-        )  # older releases import Megatron by a name in the file
+        config.inference_mode = False
+        config.megatron_config = None  # older releases import Megatron by a name in the file
         adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
         return adapted.merge_and_unload(safe_merge=True).requires_grad_(True) if merge else adapted
     except Exception as error:  # peft raises errors of many types
         raise ModelError(
-            f"adapter {folder} cannot be put on its base ({type(error).__name__}: {reason(error)}). Fetch the adapter again, or "
-            "extend again"
+            f"adapter {folder} cannot be put on its base ({reason(error)}). Fetch the adapter again, or extend again"
         ) from error
 
 

@@ -14,10 +14,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from skipwise.errors import RecipeError, nearest
-from skipwise.recipes.methods import merged, over
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import is_secret, refusal
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import METHODS, RATES, Recipe, merged
 from skipwise.results.files import write_text
 
 _SHIPPED = Path(str(resources.files("skipwise") / "recipes"))
@@ -55,18 +54,6 @@ def read_text(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def read_file(path: Path) -> Any:
-    """Read a YAML file.
-
-    Raises:
-        RecipeError: it cannot be read, or is not YAML.
-    """
-    try:
-        return read_text(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} is not YAML: {error}; correct the file") from None
-
-
 def to_text(values: Any) -> str:
     """Return YAML text that ``read_text`` reads as ``values``."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
@@ -96,7 +83,7 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
             value = {part: value}
         given = merged(given, value)
     try:
-        return Recipe.model_validate(over(values, given))
+        return Recipe.model_validate(_over(values, given))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
 
@@ -122,8 +109,8 @@ def dump_recipe(recipe: Recipe, path: Path) -> None:
     write_text(path, to_text(recipe.model_dump(mode="json")))
 
 
-def _read_recipe(source: str | Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the keys of a recipe over those of the recipe in its ``extends``; ``children`` led here by ``extends``."""
+def _read_recipe(source: str | Path) -> dict[str, Any]:
+    """Return the keys of a recipe over those of the recipe in its ``extends``."""
     path = Path(expanded(str(source)))
     if not path.is_file():
         path = _SHIPPED / f"{str(source).removeprefix('recipes/').removesuffix('.yaml')}.yaml"
@@ -133,15 +120,35 @@ def _read_recipe(source: str | Path, children: tuple[Path, ...] = ()) -> dict[st
             f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
             f"give a file or one of {', '.join(shipped)}"
         )
-    values = read_file(path) or {}
+    try:
+        values = read_text(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path} is not YAML: {error}; correct the file") from None
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
     if (parent := values.pop("extends", None)) is None:
         return values
-    if not isinstance(parent, str) or path.resolve() in children:
-        raise RecipeError(f"{path}: extends = {_short(parent)} must name another recipe, a file or a shipped one")
     sibling = path.parent / expanded(parent)
-    return over(_read_recipe(sibling if sibling.is_file() else parent, (*children, path.resolve())), values)
+    return _over(_read_recipe(sibling if sibling.is_file() else parent), values)
+
+
+def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return the recipe ``base`` with ``changes``.
+
+    A finished run's file has every setting. If ``changes`` choose another method, the old method's settings in ``base`` are
+    dropped; if they turn LoRA on or off, so is the old default of the learning rate.
+    """
+    base = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
+    lora, training = base.get("lora"), base.get("training")
+    turned = "lora" in base and (changes.get("lora", lora) is None) != (lora is None)
+    if turned and isinstance(training, dict) and training.get("learning_rate") == RATES[lora is not None]:
+        del training["learning_rate"]
+    if "method" in base and changes.get("method", base["method"]) != base["method"]:
+        for settings in METHODS.values():
+            for section, keys in settings.items():
+                if isinstance(base.get(section), dict):
+                    base[section] = {key: value for key, value in base[section].items() if key not in keys}
+    return merged(base, changes)
 
 
 def _short(value: Any) -> str:

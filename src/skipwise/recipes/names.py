@@ -37,7 +37,9 @@ def model_name(name: str) -> str:
         ModelError: the name can only be a path, and nothing is there.
     """
     path = Path(expanded(name))
-    if not path.exists() and _is_path(name):
+    # A name on the hub has one slash, and its owner is no folder here.
+    local = name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
+    if local and not path.exists():
         siblings = [str(path.parent / other) for other in os.listdir(path.parent)] if path.parent.is_dir() else []
         raise ModelError(
             f"there is no folder {name}{nearest(str(path), siblings)}; give {' or '.join(PACKAGED)}, a folder here or a "
@@ -52,8 +54,3 @@ def short_name(model: str) -> str:
     """Return the last part of a model's name; for the model of a run, the name of the run's folder."""
     path = Path(model).resolve() if Path(model).exists() else Path(model)
     return path.parent.name if path.name == _MODEL and path.parent.name else path.name
-
-
-def _is_path(name: str) -> bool:
-    """Return whether a name cannot be one on the hub, which has one slash and an owner that is no folder here."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())

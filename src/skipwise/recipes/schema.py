@@ -11,13 +11,26 @@ from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
 
 FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
-_MOST = 2**31 - 1  # steps or examples
-_WARMUP = 10  # steps
+RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
+
+Method = Literal["pose", "paper"]
+DEFAULT: Method = "pose"
+METHODS: dict[str, dict[str, Any]] = {  # settings that belong together; a recipe's own settings override them
+    "pose": {  # docs/method.md has the reasons
+        "positions": {"content": "even", "no_skip_share": 0.0},
+        "data": {"train_chunk_starts": False},
+        "training": {"adam_beta2": 0.95},
+    },
+    "paper": {  # PoSE to the letter (Zhu et al., ICLR 2024)
+        "positions": {"skips": "uniform", "content": "paper", "no_skip_share": 0.0},
+        "data": {"train_chunk_starts": True},
+        "training": {"adam_beta2": 0.999},
+    },
+}
 
 
 def is_fit(name: str) -> bool:
@@ -29,6 +42,12 @@ def _interpolation(name: str) -> str:
     if name not in interpolation.NAMES and os.path.isfile(fit := os.path.join(name, "fit.json")):
         return fit  # in the folder of a fit
     return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED, AUTO))
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``, section by section."""
+    sections = {key for key, value in changes.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    return base | changes | {key: merged(base[key], changes[key]) for key in sections}
 
 
 def _listed(value: Any) -> Any:
@@ -57,21 +76,11 @@ class Rope(Section):
     """Settings of the interpolation; formulas and defaults are in ``skipwise.method.interpolation``."""
 
     rope_theta: float | None = Field(None, description="the base, above the model's own (theta, which needs it)")
-    beta_fast: float | None = Field(
-        None,
-        description="pairs that turn at least this often in the original window stay; default: 32 (yarn, yarn-revised)",
-    )
-    beta_slow: float | None = Field(
-        None,
-        description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised) or 0.6 (power)",
-    )
-    power: float | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
-    attention_factor: float | None = Field(
-        None, description="of cos and sin; default: by the target (yarn, yarn-revised, power, factors)"
-    )
-    factors: list[float] | None = Field(
-        None, description="what each pair's frequency is divided by (factors, which needs it)"
-    )
+    beta_fast: float | None = Field(None, description="turns from which a pair stays [32] (yarn, yarn-revised)")
+    beta_slow: float | None = Field(None, description="turns to which a pair gets the whole factor [1; power: 0.6]")
+    power: float | None = Field(None, description="how late the divisor rises to the factor [2] (power)")
+    attention_factor: float | None = Field(None, description="of cos and sin [by the target]")
+    factors: list[float] | None = Field(None, description="divisor of each pair's frequency (factors, which needs it)")
 
     @property
     def settings(self) -> interpolation.RopeSettings:
@@ -91,9 +100,7 @@ def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
 class Positions(Section):
     """Positions of the training examples; schemes and rules are in ``skipwise.method.positions``."""
 
-    scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = Field(
-        "pose", description="a name in ``skipwise.method.positions.SCHEMES``"
-    )
+    scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = "pose"
     chunks: int = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
@@ -117,19 +124,12 @@ class Data(Section):
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     streaming: bool = Field(False, description="stream from the hub instead of downloading; needs max_train_tokens")
-    max_train_tokens: Tokens | None = Field(
-        None, description="of the training text; stop after the document that reaches it; default: all"
-    )
+    max_train_tokens: Tokens | None = Field(None, description="stop after the document that reaches it [all]")
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
     assistant_only_loss: bool = Field(False, description="of conversations, train only the assistant's turns")
-    min_tokens: Length | None = Field(
-        None, description="shortest document used; default: the train length, and all conversations"
-    )
+    min_tokens: Length | None = Field(None, description="shortest document [train length; all conversations]")
     held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
-    train_chunk_starts: bool = Field(
-        False, description="train the first label of each chunk too, which does not follow from the text before it"
-    )
-    cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
+    train_chunk_starts: bool = Field(False, description="train the first label of each chunk too")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -144,10 +144,7 @@ class Data(Section):
     @model_validator(mode="after")
     def _stream_ends(self) -> "Data":
         if self.streaming and self.max_train_tokens is None:
-            raise ValueError(
-                f"data.streaming of {self.source} needs a limit; set data.max_train_tokens, e.g. to training.max_steps x "
-                "training.global_batch_size x train_length"
-            )
+            raise ValueError("data.streaming needs a limit; set data.max_train_tokens")
         return self
 
 
@@ -160,19 +157,17 @@ class Training(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    max_steps: int = Field(1000, gt=0, le=_MOST, description="optimizer steps")
-    global_batch_size: int = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
-    per_device_train_batch_size: int = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
+    max_steps: int = Field(1000, gt=0, description="optimizer steps")
+    global_batch_size: int = Field(64, gt=0, description="examples in each step, over all processes")
+    per_device_train_batch_size: int = Field(1, gt=0, description="examples in one forward pass")
     learning_rate: float = Field(RATES[False], gt=0)
-    warmup_steps: float = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
+    warmup_steps: float = Field(10, ge=0, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
-    save_steps: int = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
-    save_total_limit: int = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
-    save_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the weights of the saved model; training holds them in float32"
-    )
-    logging_steps: int = Field(10, gt=0, le=_MOST)
+    save_steps: int = Field(100, gt=0, description="steps between checkpoints")
+    save_total_limit: int = Field(2, gt=0, description="complete checkpoints kept")
+    save_dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the saved model's weights")
+    logging_steps: int = Field(10, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -182,15 +177,6 @@ class Training(Section):
             return values
         return {key.replace("activation_check", "gradient_check"): value for key, value in values.items()}
 
-    @model_validator(mode="after")
-    def _in_bounds(self) -> "Training":
-        if self.warmup_steps > max(self.max_steps, _WARMUP):  # fewer steps than the default are a trial run
-            raise ValueError(
-                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}; "
-                "lower it, or give a share of max_steps, e.g. 0.1"
-            )
-        return self
-
 
 class Lora(Section):
     """LoRA: train low-rank additions to frozen weights (``skipwise.model.lora``)."""
@@ -198,12 +184,8 @@ class Lora(Section):
     r: int = Field(16, ge=1, le=2**16, description="rank of each addition")
     lora_alpha: float | None = Field(None, gt=0, description="additions count lora_alpha / r times; default: 2 r")
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    target_modules: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
-        "all-linear", description="names of layers, or all-linear: all but the output layer"
-    )
-    modules_to_save: list[str] = Field(
-        [], description="layers trained in full as well: embeddings, norms, or names of layers"
-    )
+    target_modules: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = "all-linear"
+    modules_to_save: list[str] = Field([], description="layers trained in full: embeddings, norms, or names")
     load_in_4bit: bool = Field(False, description="train on a base in 4 bits (QLoRA)")
     save_as: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
 
@@ -216,25 +198,16 @@ class Evaluation(Section):
     )
     source: Texts | None = Field(None, description="one text or several; default: the held-out documents of data")
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
-    stride: Length | None = Field(
-        None,
-        description="at most the window; default: half the original length, or target / 16 if larger, and at most half the window",
-    )
-    documents: int = Field(8, gt=0, le=_MOST, description="largest number of documents")
+    stride: Length | None = Field(None, description="of sliding windows [max(original / 2, target / 16)]")
+    documents: int = Field(8, gt=0, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
-        ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
-    )
-    ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
+    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = ["passkey"]  # docs/recipes.md
+    ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
     num_prompts: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
-    segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
-    segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
-    other_texts: bool = Field(
-        True, description="also measure text of other kinds, which ships with the package, inside the original window"
-    )
+    other_texts: bool = Field(True, description="also measure shipped text of other kinds in the original window")
     eval_steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
-        None, description="training steps after which perplexity at the largest window is also measured"
+        None, description="training steps after which perplexity is also measured"
     )
     save_best: bool = Field(False, description="save the best of eval_steps and the last step, not the last")
 
@@ -254,7 +227,6 @@ class Recipe(Section):
         "auto", description="auto: fitted from 8 times the window on, else yarn"
     )
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
-    existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method = Field(DEFAULT, description="a named set of positions, data and training settings")
     positions: Positions = Positions()
@@ -298,25 +270,20 @@ class Recipe(Section):
             return values
         values = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in values.items()}
         method = values.get("method", DEFAULT)
-        return merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
+        return merged(METHODS[str(method)], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         if self.lora and "learning_rate" not in self.training.model_fields_set:
             self.training.learning_rate = RATES[True]
-        if self.train_length and self.positions.chunks > self.train_length:
-            raise ValueError(
-                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}; lower it"
-            )
         steps, last = self.evaluation.eval_steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
-                f"evaluation.eval_steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
+                f"evaluation.eval_steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise max_steps"
             )
         if self.evaluation.save_best and not any(step < last for step in steps or []):
             raise ValueError(
-                f"evaluation.save_best needs evaluation.eval_steps below the last step {last:,}, and evaluation.eval_steps {steps} "
-                "has none; add some, or leave save_best out"
+                f"evaluation.save_best needs a step below {last:,} in evaluation.eval_steps {steps}; add one, or leave it out"
             )
         return self
 

@@ -26,9 +26,18 @@ from rich.console import Console
 from skipwise.errors import ModelError, RunError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
-from skipwise.model.config import FACTORS_BY_FREQUENCY, by_frequency, extended_set, resolve
+from skipwise.model.config import (
+    FACTORS_BY_FREQUENCY,
+    MANIFEST,
+    by_frequency,
+    extended_set,
+    promised_length,
+    read_seal,
+    require_unchanged,
+    resolve,
+    write_seal,
+)
 from skipwise.model.extension import Extension
-from skipwise.model.origin import FILE, promised_length, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import arm_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.numbers import TRACKED, ReportData
@@ -217,7 +226,7 @@ def publish(
         for path in files:
             console.print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)
         console.print(f"\n{card}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"{FILE} has the names of the base and of the training text.", style="yellow")
+        console.print(f"{MANIFEST} has the names of the base and of the training text.", style="yellow")
         if not upload:
             console.print(f"Nothing was published. To publish these files as {name}, add --upload.")
             return

@@ -18,11 +18,11 @@ from skipwise.data.windows import ExampleRules, draw_aims
 from skipwise.errors import DataError, RecipeError, at_least
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
+from skipwise.model.attention import takes_packed
 from skipwise.model.config import reach_of
 from skipwise.model.lora import stock_model
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import probe_connectivity
-from skipwise.model.sliding import takes_packed
 from skipwise.recipes.schema import Positions
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip

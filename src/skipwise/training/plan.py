@@ -22,7 +22,7 @@ from skipwise.errors import ModelError, RunError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
-from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, StepSettings, machine_memory, parameters_of, step_cost
+from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
 from skipwise.model.extension import Extension, extension_of
 from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
@@ -97,15 +97,13 @@ def estimate_cost(
     low = settings.precision != "float32" and (sharded or rules is not None)
     cost = step_cost(
         config,
-        StepSettings(
-            window,
-            micro,
-            precision="float32" if sharded or settings.precision == "float32" else "bf16",
-            weights=torch.bfloat16 if low else torch.float32,
-            checkpointing=has_checkpointing(settings),
-            lora=rules,
-            sliced_loss=not sharded,
-        ),
+        window,
+        micro,
+        precision="float32" if sharded or settings.precision == "float32" else "bf16",
+        weights=torch.bfloat16 if low else torch.float32,
+        checkpointing=has_checkpointing(settings),
+        rules=rules,
+        sliced_loss=not sharded,
     )
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if rules and rules.load_in_4bit else 0
     operations = cost.operations * batch / micro
@@ -190,7 +188,7 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     Raises:
         RunError: with the bytes needed and the bytes there.
     """
-    training, rules, parameters = recipe.training, recipe.lora, parameters_of(load_config(recipe.model))
+    training, rules, parameters = recipe.training, recipe.lora, meta_model(load_config(recipe.model)).num_parameters()
     if parameters is None:
         return
     device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from skipwise.data.examples import collate
 from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
 from skipwise.model import lora
-from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
 from skipwise.model.probe import Probe, probe_connectivity
@@ -88,15 +87,14 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
-    The evaluation decides it only if the best step is kept; the cache never does, nor the method's name.
+    The evaluation decides it only if the best step is kept; streaming and the method's name never do.
     """
-    free: Any = {"method": True, "evaluation": True, "data": {"cache", "streaming"}}
+    free: Any = {"method": True, "evaluation": True, "data": {"streaming"}}
     settings = _flatten(recipe.model_dump(mode="json", exclude=free))
     rule = recipe.evaluation
     settings["evaluation.save_best"] = rule.save_best
     if rule.save_best:
-        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.segments": rule.segments}
-        settings["evaluation.source"] = recipe.measured_sources[0]
+        settings |= {"evaluation.eval_steps": rule.eval_steps, "evaluation.source": recipe.measured_sources[0]}
     return settings
 
 
@@ -182,8 +180,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
     )
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
-    with blocked_attention(model):  # as in training
-        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+    probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
     return model, probe
 

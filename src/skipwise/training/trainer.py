@@ -19,11 +19,10 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
-from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.attention import mask_by_position
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
-from skipwise.model.sliding import mask_by_position
 from skipwise.progress import progress as show_progress
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
@@ -91,11 +90,9 @@ def train(
         trainer = _Trainer(model, args, collate, dataset, callbacks=[meter])
     trainer.keep, trainer.best = settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
-    # torch.compile replaces the stock attention itself.
-    attention = nullcontext() if args.torch_compile else blocked_attention(model)
     began = time.perf_counter()
     try:
-        with checkpoints.weights_only(checkpoint), attention:
+        with checkpoints.weights_only(checkpoint):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):

@@ -220,12 +220,12 @@ def write(folder: Path, kind: str, record: dict[str, Any], rows: int = 3) -> Dat
 def write_rows(folder: Path, kind: str, table: list[dict[str, Any]]) -> Data:
     if kind == "jsonl":
         (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
-        return Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache"))
+        return Data(source=str(folder / "chat.jsonl"))
     if kind == "parquet":
         parquet.write_table(pa.Table.from_pylist(table), folder / "chat.parquet")
-        return Data(source=str(folder / "chat.parquet"), cache=str(folder / "cache"))
+        return Data(source=str(folder / "chat.parquet"))
     datasets.Dataset.from_list(table).save_to_disk(folder / "chat")
-    return Data(source=str(folder / "chat"), cache=str(folder / "cache"))
+    return Data(source=str(folder / "chat"))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])

@@ -16,7 +16,7 @@ from tests.tiny import byte_tokenizer, corpus
 
 
 def stored(folder: Path, words: int = 60) -> TokenStore:
-    source = Data(source=str(corpus(folder / "text", words=words)), cache=str(folder / "cache"))
+    source = Data(source=str(corpus(folder / "text", words=words)))
     return build_token_store(source, byte_tokenizer())
 
 
@@ -135,10 +135,7 @@ def test_the_data_set_ends(store: TokenStore) -> None:
 
 def test_from_source_reads_a_folder(tmp_path: Path) -> None:
     data = PoseDataset.from_source(
-        Data(source=str(corpus(tmp_path / "text")), cache=str(tmp_path)),
-        byte_tokenizer(),
-        train_length=64,
-        target_length="1k",
+        Data(source=str(corpus(tmp_path / "text"))), byte_tokenizer(), train_length=64, target_length="1k"
     )
     assert len(data) > 50
     assert data[0]["position_ids"].shape == (64,)

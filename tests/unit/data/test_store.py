@@ -37,17 +37,17 @@ def corpus(tmp_path) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def store(corpus, cache, tokenizer) -> TokenStore:
-    return build_token_store(corpus, tokenizer, cache=cache)
+    return build_token_store(corpus, tokenizer)
 
 
 def build_token_store(source, tokenizer, *, on_progress=None, **changes) -> TokenStore:
-    changes = {key: str(value) if isinstance(value, Path) else value for key, value in changes.items()}
     return build(Data(source=str(source), **changes), tokenizer, on_progress=on_progress)
 
 
@@ -76,37 +76,38 @@ class TestContents:
         used(["the sky", "is"], truncation=True, max_length=2, padding="max_length")
         assert tokenizer_fingerprint(used) == tokenizer_fingerprint(fresh)
         state = used.backend_tokenizer.truncation
-        store = build_token_store(corpus, used, cache=cache)
+        store = build_token_store(corpus, used)
         assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
         assert used.backend_tokenizer.truncation == state
 
     def test_batches_and_pieces_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
         for number in range(3):
             (corpus / f"{number}.txt").write_text("the sky is blue\n" * 50 * (number + 1))
-        whole = build_token_store(corpus, tokenizer, cache=cache)
+        whole = build_token_store(corpus, tokenizer)
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
         monkeypatch.setattr(tokenising, "PIECE", 100)
         seen = []
-        cut = build_token_store(corpus, tokenizer, cache=cache / "cut", on_progress=lambda *counts: seen.append(counts))
+        monkeypatch.setenv("SKIPWISE_CACHE", str(cache / "cut"))
+        cut = build_token_store(corpus, tokenizer, on_progress=lambda *counts: seen.append(counts))
         assert contents(cut) == contents(whole)
         # An empty document does not fill a batch.
         assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
 
     def test_files_that_are_not_read_are_named(self, corpus, cache, tokenizer):
         (corpus / "e.csv").write_text("a,b")
-        tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, Console(file=(log := io.StringIO())))
+        tokenise(Data(source=str(corpus)), tokenizer, Console(file=(log := io.StringIO())))
         assert "e.csv" in log.getvalue()
 
 
 class TestCache:
     def test_is_used_again_wherever_the_same_content_lies(self, store, corpus, cache, make_tokenizer, tokenizer):
         moved, seen = corpus.rename(corpus.with_name("moved")), []
-        again = build_token_store(moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts))
+        again = build_token_store(moved, tokenizer, on_progress=lambda *counts: seen.append(counts))
         assert again.path == store.path == cache / "tokens" / store.fingerprint
         assert seen == [(4, len(store.tokens), 1.0)]
-        others = [build_token_store(moved, make_tokenizer(bos=False), cache=cache)]
+        others = [build_token_store(moved, make_tokenizer(bos=False))]
         (moved / "d.txt").write_text("here we stay")
-        others.append(build_token_store(moved, tokenizer, cache=cache))
+        others.append(build_token_store(moved, tokenizer))
         assert len({store.fingerprint, *(other.fingerprint for other in others)}) == 3
         assert others[0].digests.tolist() == store.digests.tolist()  # of the text, under every tokenizer
         assert (others[1].digests == store.digests).tolist() == [True, True, True, False]
@@ -121,18 +122,18 @@ class TestCache:
         else:
             path.write_bytes(whole[:-5] + b"!" * (name == "context.bin") if damage == "cut" else whole[:-1] + b"!")
         with pytest.raises(SkipwiseError, match=name):
-            build_token_store(corpus, tokenizer, cache=cache)
+            build_token_store(corpus, tokenizer)
 
     def test_many_builders_at_once(self, corpus, cache, tokenizer):
         with ThreadPoolExecutor(4) as pool:
-            stores = list(pool.map(lambda _: build_token_store(corpus, tokenizer, cache=cache), range(8)))
+            stores = list(pool.map(lambda _: build_token_store(corpus, tokenizer), range(8)))
         assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
         assert built(cache) == [stores[0].fingerprint]
 
     def test_a_source_without_a_document_is_refused(self, cache, tokenizer, tmp_path):
         (tmp_path / "empty.jsonl").write_text("\n\n")
         with pytest.raises(DataError, match=r"empty\.jsonl"):
-            build_token_store(tmp_path / "empty.jsonl", tokenizer, cache=cache)
+            build_token_store(tmp_path / "empty.jsonl", tokenizer)
 
     def test_a_full_disk_leaves_nothing(self, corpus, cache, tokenizer, monkeypatch):
         def full(folder, names):
@@ -140,7 +141,7 @@ class TestCache:
 
         monkeypatch.setattr(store_module, "seal", full)
         with pytest.raises(OSError, match="No space left on device"):
-            build_token_store(corpus, tokenizer, cache=cache)
+            build_token_store(corpus, tokenizer)
         assert built(cache) == []
 
     def test_default_folder(self, corpus, tokenizer, monkeypatch, tmp_path):
@@ -156,7 +157,7 @@ class TestMaxTokens:
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
         (corpus / "e.txt").write_bytes(b"\xff")  # is never read
         for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2)):
-            less = build_token_store(corpus, tokenizer, cache=cache, max_train_tokens=int(tokens))
+            less = build_token_store(corpus, tokenizer, max_train_tokens=int(tokens))
             assert list(less.names) == list(TEXTS)[:documents]
             assert np.array_equal(less.tokens, store.tokens[: store.offsets[documents]])
             assert less.fingerprint != store.fingerprint
@@ -187,7 +188,9 @@ class TestContinuing:
     @pytest.mark.parametrize(("after", "power_cut"), [(0, False), (5, False), (5, True)])
     def test_after_a_kill(self, source, after, power_cut, cache, tokenizer, monkeypatch):
         options = {"streaming": source == "owner/set", "max_train_tokens": 10**9}
-        whole = build_token_store(source, tokenizer, cache=cache / "whole", **options)
+        monkeypatch.setenv("SKIPWISE_CACHE", str(cache / "whole"))
+        whole = build_token_store(source, tokenizer, **options)
+        monkeypatch.setenv("SKIPWISE_CACHE", str(cache))
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
         encoder, seen, killed = tokenising.text_encoder, [], [True]
 
@@ -203,13 +206,13 @@ class TestContinuing:
 
         monkeypatch.setattr(tokenising, "text_encoder", killed_once)
         with pytest.raises(KeyboardInterrupt):
-            build_token_store(source, tokenizer, cache=cache, **options)
+            build_token_store(source, tokenizer, **options)
         (draft,) = (cache / "tokens").glob(".draft-*")
         for name in FILES:
             with open(draft / name, "ab") as file:
                 file.write(b"half a batch")
                 file.truncate(0 if power_cut else None)
-        again = build_token_store(source, tokenizer, cache=cache, **options)
+        again = build_token_store(source, tokenizer, **options)
         texts = [document.text for document in open_corpus(Data(source=source, **options))]
         assert seen == (texts[:after] if power_cut else []) + texts
         assert contents(again) == contents(whole)
@@ -222,10 +225,10 @@ class TestContinuing:
         last = files[3].read_bytes()
         files[3].write_bytes(b"no Parquet")
         with pytest.raises(DataError, match=r"owner/set.* row 9"):
-            build_token_store("owner/set", tokenizer, cache=cache, streaming=True, max_train_tokens=10**9)
+            build_token_store("owner/set", tokenizer, streaming=True, max_train_tokens=10**9)
         assert [name.startswith(".draft-") for name in built(cache)] == [True]
         files[3].write_bytes(last)
-        store = build_token_store("owner/set", tokenizer, cache=cache, streaming=True, max_train_tokens=10**9)
+        store = build_token_store("owner/set", tokenizer, streaming=True, max_train_tokens=10**9)
         assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
         assert store.document(11).tolist() == tokenizer("text 11")["input_ids"]
 

@@ -41,7 +41,7 @@ def write(folder: Path, form: str, records: list[dict[str, Any]]) -> Data:
     else:
         int32 = datasets.Sequence(datasets.Value("int32"))
         datasets.Dataset.from_list(records).cast_column("input_ids", int32).save_to_disk(str(path))
-    return Data(source=str(path), cache=str(folder / "cache"))
+    return Data(source=str(path))
 
 
 def store_of(folder: Path, records: list[dict[str, Any]], form: str = "jsonl", **changes: Any) -> TokenStore:

@@ -118,7 +118,7 @@ def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
     turns = [("user", "The ferry leaves at nine. " * 120 + "When?"), ("assistant", "At nine.")]
     record = {"messages": [{"role": role, "content": content} for role, content in turns]}
     (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
-    source = Data(source=str(tmp_path / "chat.jsonl"), cache=str(tmp_path / "cache"))
+    source = Data(source=str(tmp_path / "chat.jsonl"))
     data = PoseDataset(
         build_token_store(source, tokenizer),
         np.arange(1),

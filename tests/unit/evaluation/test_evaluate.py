@@ -12,16 +12,15 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
 from skipwise.evaluation.specification import EvaluatedModel, Specification, find_models
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import read_records
 from tests.tiny import checkpoint, corpus
 
 QUIET = Console(quiet=True)
-BEST = {"evaluation.save_best": True, "evaluation.eval_steps": [1], "evaluation.segments": 3, "target": 512}
+BEST = {"evaluation.save_best": True, "evaluation.eval_steps": [1], "target": 512}
 ASKED = Specification(documents=0, windows=[512], stride=256, tasks=["passkey"], prompt_lengths=[420], num_prompts=4)
 
 
@@ -38,7 +37,6 @@ def planned(files, **changes) -> RunEvaluation:
         "model": str(files / "model"),
         "target": 128,
         "data.source": str(files / "text"),
-        "data.cache": str(files / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
         "evaluation.num_prompts": 0,
@@ -89,7 +87,7 @@ def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, wi
     rows = np.stack([segment.tokens for segment in evaluation.texts[0].far])
     with torch.inference_mode():
         likelihoods = torch.log_softmax(model(torch.from_numpy(rows)).logits.double(), -1)
-    far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(3) for t in range(window, 2 * window)]
+    far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(len(rows)) for t in range(window, 2 * window)]
     records = [record for batch in evaluation.step_batches(2) for record in batch.answers(model)]
     segments = [record for record in records if record.mode == "segment"]
     assert evaluation.far_losses([*records, *segments[:1]]) == {2: pytest.approx(np.mean(far), rel=1e-5)}

@@ -27,10 +27,9 @@ from skipwise.evaluation.specification import (
     specify,
 )
 from skipwise.evaluation.texts import EvaluationText, Segment
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
-from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
 from tests.tiny import byte_tokenizer, checkpoint, llama
@@ -225,7 +224,7 @@ def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_p
     checkpoint(tmp_path / "base", window=128, rope_parameters=YARN, initializer_range=0.3)
     assert len({before, weights, find_models(["base"])[0].digest}) == 3
     one = find_models(["base"])[0]
-    extended = replace(one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace"))
+    extended = replace(one, extension=plan_extension(load_config("base"), target_length=512, interpolation="none"))
     assert extended.digest != one.digest
     assert "0x" not in repr(extended.extension)  # an address would make another digest in every process
     assert replace(one, label="x", control=True).digest == one.digest

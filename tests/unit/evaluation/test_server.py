@@ -122,7 +122,7 @@ def test_a_failing_server_keeps_finished_answers(model, served, tmp_path, answer
 
 def test_the_command_measures_here_only_what_is_given(folder, served, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--lengths", "500,600", "--trials", "1", "--tasks", "passkey", "--precision", "float32"]
+    words = ["--lengths", "500,600", "--num-prompts", "1", "--tasks", "passkey", "--precision", "float32"]
     words += ["--server", served.url]
     run(monkeypatch, "evaluate", folder, *words)
     base = checkpoint(tmp_path / "base", window=512)

@@ -19,7 +19,7 @@ from skipwise.evaluation.texts import (
     other_text,
     spread_segments,
 )
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
 from tests.tiny import byte_tokenizer
@@ -123,7 +123,7 @@ def test_every_kind_is_read_but_what_was_trained_on(console, tmp_path) -> None:
     assert (text.source, text.documents, text.windows, length) == (OTHER_TEXT, [], [], 512)
     assert [segment.document for segment in segments] == [kind for kind in KINDS for _ in range(32)]
     (tmp_path / "book.txt").write_text(shipped_text("prose"), encoding="utf-8")
-    data = Data(source=str(tmp_path / "book.txt"), cache=str(tmp_path / "cache"))
+    data = Data(source=str(tmp_path / "book.txt"))
     trained_on = tokenise(data, byte_tokenizer(), Console(quiet=True)).digests
     text = other_text(byte_tokenizer(), 512, [Origin("base", 512, data, trained_on)], console)
     assert {segment.document for segment in text.segments[512]} == {"mathematics", "code"}

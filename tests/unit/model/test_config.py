@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer, DbrxConfig, DeepseekV3Config
 
 from skipwise.errors import ModelError
-from skipwise.model import gguf
+from skipwise.model import convert
 from skipwise.model.config import experts_of, legacy_keys, load_config, resolve, write_legacy_keys
 from skipwise.model.extension import plan_extension, set_interpolation
 from tests import families
@@ -76,9 +76,7 @@ def test_experts_are_counted_wherever_a_config_names_them() -> None:
 
 def saved(family: str, interpolation: str, folder: Path) -> dict:
     config = copy.deepcopy(families.config(family))
-    extension = plan_extension(
-        config, target_length=512, original_length=64, interpolation=interpolation, existing_rope="replace"
-    )
+    extension = plan_extension(config, target_length=512, original_length=64, interpolation=interpolation)
     set_interpolation(config, extension)
     config.save_pretrained(folder)
     write_legacy_keys(folder)
@@ -124,17 +122,17 @@ def test_smollm2_is_converted_once_and_again_after_a_kill(tmp_path, monkeypatch)
     made = checkpoint(tmp_path / "made")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gguf, "GGUFFile", lambda path: path)
+    monkeypatch.setattr(convert, "GGUFFile", lambda path: path)
 
     def killed(source: Path, folder: Path) -> None:
         folder.mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf, "write_checkpoint", killed)
+    monkeypatch.setattr(convert, "write_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         resolve("smollm2")
-    monkeypatch.setattr(gguf, "write_checkpoint", lambda source, folder: shutil.copytree(made, folder))
+    monkeypatch.setattr(convert, "write_checkpoint", lambda source, folder: shutil.copytree(made, folder))
     folder = Path(resolve("smollm2"))
     assert (folder / "config.json").exists()
-    monkeypatch.setattr(gguf, "write_checkpoint", killed)
+    monkeypatch.setattr(convert, "write_checkpoint", killed)
     assert Path(resolve("smollm2")) == folder

@@ -8,16 +8,8 @@ from torch.profiler import profile
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from skipwise.model import cost as subject
-from skipwise.model.blocked_attention import CACHE
-from skipwise.model.cost import (
-    CHECKPOINTING,
-    OPTIMIZER_BYTES,
-    StepSettings,
-    _Counted,
-    machine_memory,
-    step_cost,
-    token_bytes,
-)
+from skipwise.model.attention import CACHE
+from skipwise.model.cost import CHECKPOINTING, OPTIMIZER_BYTES, _Counted, machine_memory, step_cost, token_bytes
 from skipwise.model.lora import adapt
 from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
@@ -64,12 +56,12 @@ def test_activations_are_those_of_the_allocator(precision, checkpointing: bool, 
     if checkpointing:
         getattr(model, f"{CHECKPOINTING}_enable")()
     found = allocated(adapt(model, rules) if rules else model, precision)
-    cost = step_cost(config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules))
+    cost = step_cost(config(), TOKENS, MICRO, precision=precision, checkpointing=checkpointing, rules=rules)
     assert cost.activations == pytest.approx(found, rel=0.05)
 
 
 def test_operations_are_six_a_weight_and_token_and_those_of_attention() -> None:
-    cost = step_cost(config(), StepSettings(TOKENS, MICRO))
+    cost = step_cost(config(), TOKENS, MICRO)
     model = LlamaForCausalLM(config())
     matrices = sum(w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name)
     tokens = TOKENS * MICRO
@@ -83,14 +75,14 @@ def test_operations_are_six_a_weight_and_token_and_those_of_attention() -> None:
 
 def test_capped_logits_are_planned_whole_and_others_in_slices() -> None:
     sizes = (config(vocab_size=2**20), config(vocab_size=2**20, final_logit_softcapping=30.0))
-    sliced, planned = (step_cost(each, StepSettings(TOKENS)).activations for each in sizes)
+    sliced, planned = (step_cost(each, TOKENS).activations for each in sizes)
     assert planned > 2 * (4 * TOKENS * 2**20) > sliced
 
 
 @pytest.mark.parametrize("family", ["llama", "phi", "gemma3"])
 def test_every_family_is_planned(family: str) -> None:
     before = families.config(family)
-    cost = step_cost(before, StepSettings(64))
+    cost = step_cost(before, 64)
     assert cost.parameters == sum(w.numel() for w in families.model(family).parameters())
     assert cost.activations > 0
     assert before.to_dict() == families.config(family).to_dict()
@@ -108,7 +100,7 @@ def test_an_optimizer_keeps_the_planned_bytes(optim: str, tmp_path: Path) -> Non
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     kept = sum(one.nbytes for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one))
-    cost, (each, of_embedding) = step_cost(model.config, StepSettings(TOKENS)), OPTIMIZER_BYTES[optim]
+    cost, (each, of_embedding) = step_cost(model.config, TOKENS), OPTIMIZER_BYTES[optim]
     expected = each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
     assert kept / cost.trained == pytest.approx(expected / cost.trained, abs=0.05)
 

@@ -58,7 +58,7 @@ def test_models_without_one_rope_are_refused(config) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (scaled(**LLAMA3), r"llama3 x8 .*128.* --existing-rope replace"),
+        (scaled(**LLAMA3), r"llama3 x8 .*128.* --interpolation yarn"),
         (scaled(rope_type="linear", factor=4.0), r"linear x4 .*256.* original_length"),
         (scaled(rope_type="dynamic", factor=4.0), "dynamic"),
         (longrope(4.0), "longrope"),
@@ -68,7 +68,7 @@ def test_models_without_one_rope_are_refused(config) -> None:
 def test_scaled_models_are_refused_with_the_way_out(config, named: str) -> None:
     with pytest.raises(ModelError, match=named):
         plan_extension(config)
-    assert plan_extension(config, existing_rope="replace", original_length=256).target_length == 2048
+    assert plan_extension(config, interpolation="none", original_length=256).target_length == 2048
 
 
 def test_scalings_that_cannot_be_replaced_are_refused() -> None:
@@ -76,14 +76,18 @@ def test_scalings_that_cannot_be_replaced_are_refused() -> None:
         config = scaled()
         config.rope_parameters = {**config.rope_parameters, "rope_type": kind}
         with pytest.raises(ModelError, match=kind):
-            plan_extension(config, existing_rope="replace")
+            plan_extension(config, interpolation="yarn")
 
 
 def test_replacing_a_scaling_starts_from_the_original_length() -> None:
-    extension = plan_extension(scaled(**LLAMA3), existing_rope="replace", interpolation="yarn")
+    extension = plan_extension(scaled(**LLAMA3), interpolation="yarn")
     assert (extension.rope.original_length, extension.target_length, extension.factor) == (128, 1024, 8)
-    kept = plan_extension(scaled(rope_type="linear", factor=4.0), existing_rope="replace", original_length="1k")
+    kept = plan_extension(scaled(rope_type="linear", factor=4.0), interpolation="yarn", original_length="1k")
     assert (kept.rope.original_length, kept.target_length) == (1024, 8192)
+    recipe = {"model": "x", "target": "2k"}
+    assert extension_of(scaled(**LLAMA3), load_recipe(None, {**recipe, "interpolation": "fitted"})).factor == 16
+    with pytest.raises(ModelError):
+        extension_of(scaled(**LLAMA3), load_recipe(None, recipe))  # auto is no choice
 
 
 SLIDING = {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 2}
@@ -143,7 +147,7 @@ def test_an_interpolation_that_a_class_does_not_take_is_refused_before_training(
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4}
     lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
     config = Phi3Config(**SMALL, **lengths, rope_parameters=rope | {"original_max_position_embeddings": 64})
-    asked = {"model": "x", "target": 256, "existing_rope": "replace"}
+    asked = {"model": "x", "target": 256}
     with pytest.raises(ModelError, match="Phi3Config"):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4

@@ -10,7 +10,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast,
 
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import Rope, rope_parameters
-from skipwise.model.gguf import _set_attention, _set_rope, _set_tokenizer
+from skipwise.model.convert import _set_attention, _set_rope, _set_tokenizer
 from tests import tiny
 
 

@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.model import lora
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, weights_fingerprint, write_seal
 from skipwise.model.extension import Extension, plan_extension
 from skipwise.model.loading import load_model, save_extended
-from skipwise.model.origin import Origin, weights_fingerprint, write_seal
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report.sharing import write_card
 from tests.tiny import byte_tokenizer, checkpoint
@@ -112,8 +111,8 @@ def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path, monkey
 def test_targets_that_match_no_layer_and_missing_packages_are_named(tmp_path: Path, monkeypatch) -> None:
     config = load_config(checkpoint(tmp_path / "base"))
     with pytest.raises(RecipeError, match=r"o, nope.*q_proj"):  # peft would train q_proj alone
-        lora.trained_share(config, Lora(targets=["q_proj", "o", "nope"]))
-    for absent, rules in (("peft", Lora()), ("bitsandbytes", Lora(base="4bit"))):
+        lora.trained_share(config, Lora(target_modules=["q_proj", "o", "nope"]))
+    for absent, rules in (("peft", Lora()), ("bitsandbytes", Lora(load_in_4bit=True))):
         monkeypatch.setattr(lora, "find_spec", lambda name, absent=absent: None if name == absent else object())
         with pytest.raises(RecipeError, match=absent):
             lora.require_installed(rules)

@@ -3,30 +3,29 @@ from io import StringIO
 import pytest
 import torch
 
-from skipwise.model import blocked_attention, lora, precision
+from skipwise.model import lora, precision
 from skipwise.model.precision import choose_precision, weights_precision
 from skipwise.recipes.schema import Lora
 from tests.tiny import llama
 
 
 @pytest.mark.parametrize(
-    ("maker", "flags", "expected", "blocked"),
+    ("maker", "flags", "expected"),
     [
-        ("GenuineIntel", "avx512f", "float32", False),
-        ("GenuineIntel", "avx512f avx512_bf16", "float32", False),
-        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", "bf16", False),
-        ("AuthenticAMD", "avx512f avx512_bf16", "bf16", True),
-        ("AuthenticAMD", "avx2", "float32", False),
+        ("GenuineIntel", "avx512f", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", "bf16"),
+        ("AuthenticAMD", "avx512f avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "float32"),
     ],
 )
-def test_precision_and_attention_by_the_cpu(monkeypatch, maker, flags, expected, blocked):
+def test_precision_by_the_cpu(monkeypatch, maker, flags, expected):
     core = f"processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu {flags}\nbugs\t\t: amx_bf16\n"
     described = f"{core}\n{core.replace(flags, 'amx_bf16')}\n"
     monkeypatch.setattr(precision, "open", lambda *_, **__: StringIO(described), raising=False)
     assert choose_precision("auto", "cpu") == expected
     assert choose_precision("float32", "cpu") == "float32"
     assert choose_precision("bf16", "cpu") == "bf16"
-    assert blocked_attention.is_faster.__wrapped__() is blocked
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp16")])

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
-from skipwise.model.config import load_config
+from skipwise.model.config import Origin, load_config, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
-from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report import sharing as publishing
 from skipwise.report.numbers import ReportData

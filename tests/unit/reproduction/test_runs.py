@@ -9,6 +9,7 @@ from reproduction.claims import rows_of
 from reproduction.exhibits import EXHIBITS
 from reproduction.runs import SCALES, distinct, plan_runs, require_undecided, select
 from skipwise.errors import RecipeError
+from skipwise.evaluation.specification import specification_of
 from tests.tiny import checkpoint
 
 MAIN = ("main", "linear, 8x", "pose")
@@ -73,7 +74,8 @@ def test_what_is_measured_follows_the_exhibit_and_what_the_user_changes() -> Non
     assert one("efficiency", *MAIN[1:], **{"training.max_steps": 50}).recipe.evaluation.eval_steps == [10, 30, 50]
     extreme = one("extreme", "48x", "linear").recipe.evaluation
     assert (extreme.windows, extreme.stride, extreme.tokens_per_document) == ([4096, 8192, 12288], 2048, 12288)
-    assert one("original-ability", "yarn, 64x", "pose").recipe.evaluation.segment_lengths == [256]
+    near = one("original-ability", "yarn, 64x", "pose").recipe
+    assert specification_of(near, 256, near.target, "float32").segment_lengths == [256]
 
 
 def test_families_begin_from_a_base_of_their_own_and_at_full_size_from_the_papers() -> None:

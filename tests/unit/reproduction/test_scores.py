@@ -1,5 +1,6 @@
 """Scores hold what a run asks for and nothing of another rule; whether an arm is complete is decided from its records."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,18 +8,13 @@ import pytest
 
 from reproduction.exhibits import EXHIBITS
 from reproduction.measured import is_complete, requested_records
-from reproduction.runs import SCALES, plan_runs
+from reproduction.runs import SCALES, by_position, plan_runs
 from reproduction.scores import collect
 from skipwise.evaluation.specification import specification_of
 from skipwise.results.records import append_record
 from tests.reproduced import segments, sliding, trials
 
-ASKED = {
-    "evaluation.source": ["x"],
-    "evaluation.documents": 4,
-    "evaluation.segments": 2,
-    "evaluation.segment_lengths": [2048],
-}
+ASKED = {"evaluation.source": ["x"], "evaluation.documents": 4}
 SMALL = ASKED | {
     "evaluation.documents": 2,
     "evaluation.windows": [256, 512],
@@ -31,7 +27,8 @@ REST = [*segments(1.0, 2.0), *trials(2, 3)]
 
 def planned(rows, seeds=(0,), **changes):
     runs = plan_runs(EXHIBITS["passkey"], SCALES["nano"], Path("/out"), seeds=seeds, changes=ASKED | changes)
-    return [run for run in runs if run.row in rows and run.block == "yarn, 8x"]
+    runs = [run for run in runs if run.row in rows and run.block == "yarn, 8x"]
+    return [replace(run, recipe=by_position(run.recipe, 2048, 2)) for run in runs]
 
 
 def write(tmp_path, run, *records) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from skipwise.errors import RunError
 from skipwise.model.config import load_config
-from skipwise.model.cost import parameters_of
+from skipwise.model.cost import meta_model
 from skipwise.recipes.loading import load_recipe
 from skipwise.training import plan
 from skipwise.training.plan import require_fits, timed_tokens
@@ -37,7 +37,7 @@ def recipe(model: str, **changes):
     ],
 )
 def test_a_run_that_does_not_fit_the_disk_is_refused(tmp_path, monkeypatch, model, changes, each):
-    free, usage = each * parameters_of(load_config(model)), namedtuple("usage", "free")
+    free, usage = each * meta_model(load_config(model)).num_parameters(), namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free))
     require_fits(recipe(model, **changes), tmp_path / "runs" / "new")
     free -= 1
@@ -55,7 +55,7 @@ def test_a_run_that_does_not_fit_the_disk_is_refused(tmp_path, monkeypatch, mode
     ],
 )
 def test_a_run_that_does_not_fit_the_memory_is_refused(monkeypatch, model, changes, each, fix):
-    memory = each * parameters_of(load_config(model))
+    memory = each * meta_model(load_config(model)).num_parameters()
     monkeypatch.setattr(plan, "machine_memory", lambda device: memory)
     require_fits(recipe(model, **changes), None)
     memory -= 1

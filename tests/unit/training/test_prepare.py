@@ -10,7 +10,7 @@ from rich.console import Console
 
 from skipwise.data.text import is_held_out
 from skipwise.errors import DataError, RecipeError, RunError, TrainingError
-from skipwise.model.origin import Origin
+from skipwise.model.config import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
@@ -25,7 +25,6 @@ def prepared(folder: Path, model: Path | None = None, **changes) -> PreparedRun:
         "model": str(model or checkpoint(folder / "model", window=64)),
         "target": 512,
         "data.source": str(corpus(folder / "text", documents=24, words=200)),
-        "data.cache": str(folder / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
         "training.global_batch_size": 3,
@@ -39,7 +38,6 @@ def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
     data = run.dataset
     assert (data.seed, data.rules.train_chunk_starts, len(data)) == (7, True, 6)
     assert run.extension.interpolation == "linear"
-    assert (tmp_path / "cache").is_dir()
     assert data.rules.target_length == 512
     held = [is_held_out(name, 0.3) for name in run.store.names]
     assert run.split.held_out.tolist() == np.flatnonzero(held).tolist()
@@ -73,7 +71,7 @@ def test_the_plan_says_what_the_model_reads_now_and_which_scaling_is_replaced(
     tmp_path, rope: dict, before: str
 ) -> None:
     model = checkpoint(tmp_path / "model", window=64, rope_parameters={"rope_theta": 1e4, **rope})
-    told = planned(prepared(tmp_path, model, existing_rope="replace", target=512, train_length=32))
+    told = planned(prepared(tmp_path, model, interpolation="yarn", target=512, train_length=32))
     assert f"{before} -> 512" in told
     assert (f"{rope['rope_type']} x" in told) is ("factor" in rope)
 

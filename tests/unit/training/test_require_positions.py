@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM, Trainer, TrainerState, TrainingArgume
 
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.errors import ModelError, RecipeError
+from skipwise.model.attention import mask_by_position
 from skipwise.model.config import reach_of
 from skipwise.model.extension import plan_extension, set_interpolation
-from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator, RequirePositions, _require_extended
 from tests import families

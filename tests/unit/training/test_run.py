@@ -30,7 +30,6 @@ BEST = {"evaluation.save_best": True, "evaluation.eval_steps": [1], "evaluation.
     ("begun_with", "key", "value", "decides"),
     [
         ({}, "evaluation.windows", [256], False),
-        ({}, "data.cache", "x", False),
         ({}, "training.activation_checkpointing", True, False),
         ({}, "training.weight_decay", 0.1, True),
         ({"lora": {"r": 8}}, "lora.r", 4, True),

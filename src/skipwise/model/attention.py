@@ -1,4 +1,4 @@
-"""Attention masks for sliding layers when positions skip: the window counts positions, not tokens.
+"""Attention masks for sliding layers when positions skip, and a preallocated KV cache.
 
 A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first tokens
 of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
@@ -7,15 +7,20 @@ A batch of packed texts (``data.windows.apart``) has a mask, which transformers 
 which would attend to a whole text, and to eager attention, which would add the bool mask to its scores.
 """
 
+import inspect
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
-from skipwise.model.blocked_attention import CACHE
 from skipwise.model.config import FULL, SLIDING, slides, slides_in_some
+
+#: Argument of models and mask functions: "cache" from transformers 5.24 on, "past_key_values" before.
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+_ROOM = 256  # tokens more than there are, when memory is allocated again
 
 
 def mask_by_position(model: PreTrainedModel) -> None:
@@ -100,3 +105,51 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
         return fitted(mask)
     near = fitted(mask & (places[:, None, :, None] - places[:, None, None, :] < config.sliding_window))
     return {FULL: fitted(mask), SLIDING: near} if slides_in_some(config) else near
+
+
+class PreallocatedCache(DynamicCache):
+    """KV cache with memory for ``tokens`` of each text; DynamicCache copies all keys and values for each new token.
+
+    Under autocast, keys and values have its dtype: RoPE leaves keys in float32, which take twice the memory and would be cast
+    at each token. Layers with sliding or linear attention stay stock.
+    """
+
+    def __init__(self, config: PretrainedConfig, tokens: int = 0) -> None:
+        super().__init__(config=config)
+        self.layers = [_Preallocated(tokens) if type(layer) is DynamicLayer else layer for layer in self.layers]
+
+    @property
+    def can_be_cropped(self) -> bool:
+        """Return True if all layers keep every token."""
+        return all(type(layer) is _Preallocated for layer in self.layers)
+
+
+class _Preallocated(DynamicLayer):
+    """Keys and values of a layer, [texts, heads, tokens, size]: views of larger memory."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._memory: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = key_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        if not self._memory or end > self._memory[0].shape[2]:
+            size = self._tokens if end <= self._tokens else end + _ROOM
+            memory = [
+                states.new_empty(*states.shape[:2], size, states.shape[3], dtype=dtype or states.dtype)
+                for states in (key_states, value_states)
+            ]
+            if self.keys is not None and self.values is not None:
+                memory[0][:, :, :begin], memory[1][:, :, :begin] = self.keys, self.values
+            self._memory = memory
+        for memory_of, states in zip(self._memory, (key_states, value_states), strict=True):
+            memory_of[:, :, begin:end] = states
+        self.keys, self.values = (memory_of[:, :, :end] for memory_of in self._memory)
+        self.is_initialized = True
+        return self.keys, self.values

@@ -1,10 +1,9 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaConfig
 
-from skipwise.model.blocked_attention import roomy_cache
+from skipwise.model.attention import PreallocatedCache
 
 CONFIG = LlamaConfig(num_hidden_layers=2)
 
@@ -19,7 +18,7 @@ def states(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     st.sampled_from([0, 1, 150, 2000]),
 )
 def test_it_holds_what_transformers_own_holds(steps: list[tuple[int, int]], tokens: int) -> None:
-    ours, own = roomy_cache(CONFIG, tokens), DynamicCache(config=CONFIG)
+    ours, own = PreallocatedCache(CONFIG, tokens), DynamicCache(config=CONFIG)
     for number, (more, forgotten) in enumerate(steps):
         for layer in range(2):
             new = states(more, 2 * number + layer)
@@ -32,17 +31,16 @@ def test_it_holds_what_transformers_own_holds(steps: list[tuple[int, int]], toke
 
 
 def test_memory_is_taken_once_for_many_tokens() -> None:
-    cache, places = roomy_cache(CONFIG), set()
+    cache, places = PreallocatedCache(CONFIG), set()
     for number in range(200):
         keys, _ = cache.update(*states(1, number), 0)
         places.add(keys.data_ptr())
     assert len(places) == 1
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(None, torch.bfloat16), (torch.float32, torch.float32)])
-def test_keys_and_values_have_the_dtype_of_autocast_or_the_argument(dtype, expected) -> None:
-    cache, (keys, values) = roomy_cache(CONFIG, 0, dtype), states(5, 0)
+def test_keys_and_values_have_the_dtype_of_autocast() -> None:
+    cache, (keys, values) = PreallocatedCache(CONFIG), states(5, 0)
     with torch.autocast("cpu", torch.bfloat16):
         kept = cache.update(keys, values.bfloat16(), 0)
-    assert [one.dtype for one in kept] == [expected] * 2
-    torch.testing.assert_close(kept[0], keys.to(expected), rtol=0, atol=0)
+    assert [one.dtype for one in kept] == [torch.bfloat16] * 2
+    torch.testing.assert_close(kept[0], keys.bfloat16(), rtol=0, atol=0)
