@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipwise.errors import RecipeError, one_of
-from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LAST_SEED
+from skipwise.method.lengths import LAST_SEED, parse_length
 from skipwise.recipes.names import expanded, model_name
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
-from skipwise.method.lengths import format_length
-from skipwise.method.limits import SHORT_WINDOW
+from skipwise.method.lengths import SHORT_WINDOW, format_length
 from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies

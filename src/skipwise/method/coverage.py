@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from skipwise.errors import RecipeError, at_least, one_of
-from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LONGEST, MOST_CHUNKS
+from skipwise.method.lengths import LONGEST, MOST_CHUNKS, parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 

@@ -1,8 +1,17 @@
-"""Lengths in tokens as people write them: ``2048`` or ``2k`` (k = 1,024)."""
+"""Lengths in tokens as people write them, ``2048`` or ``2k`` (k = 1,024), and limits of lengths and counts.
+
+Recipes, commands and computations share the limits. A command line reads them before it imports anything slow.
+"""
 
 import re
 
 from skipwise.errors import RecipeError
+
+LONGEST = 2**24  # tokens: coverage is computed for each distance below the target
+MOST_CHUNKS = 2**14  # each is drawn in turn
+MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
+SHORT_WINDOW = 4096  # tokens of a training window, unless a recipe sets more; positions skip over the rest
+LAST_SEED = 2**32 - 1  # the largest that numpy accepts
 
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+k?")  # 1,5 and 2,04 are none
 

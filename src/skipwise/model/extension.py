@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError, reason
 from skipwise.method.interpolation import DEFAULTS, Rope, RopeSettings, frequencies, rope_parameters
-from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LONGEST
+from skipwise.method.lengths import LONGEST, parse_length
 from skipwise.model.config import (
     FULL,
     SCALED,

@@ -8,8 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from skipwise.errors import one_of
 from skipwise.method import interpolation
-from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
+from skipwise.method.lengths import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW, parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
