@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from skipwise.data.ruler import TASKS, needles, questions, sources, tracing
+from skipwise.data.ruler import TASKS, sources, tasks
 from skipwise.data.ruler.sources import read_ruler_data, sentences
 from tests.questions import HOTPOT, SQUAD, write_questions
 
@@ -94,7 +94,7 @@ def test_needles(harness, seed, task) -> None:
         )
         magic, verb = (kinds.value, "are") if several else (kinds.value[:-1], "is")
         prefix = f"The special magic {magic} for {query} mentioned in the provided text {verb}"
-        same(needles.draw_needles(seed, units, kinds=kinds, data=data, **counts), f"{text} {prefix}", answers)
+        same(tasks.draw_needles(seed, units, kinds=kinds, data=data, **counts), f"{text} {prefix}", answers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -109,11 +109,11 @@ def test_chains(harness, seed, hops, count, example_lines) -> None:
     for units in (6, 40):
         start(seed)
         prompt = made(incremental=units, icl_example=made(incremental=example_lines))
-        ours = tracing.draw_chains(seed, units, hops=hops, chains=count, example_lines=example_lines)
+        ours = tasks.draw_chains(seed, units, hops=hops, chains=count, example_lines=example_lines)
         same(ours, f"{prompt['input']} {prompt['gen_prefix']}", prompt["outputs"])
     start(seed)
     text, variables = harness.vt_utils.generate_input_output(7, count, hops)
-    same(tracing.draw_chains(seed, 7, hops=hops, chains=count), text.rstrip(), variables)
+    same(tasks.draw_chains(seed, 7, hops=hops, chains=count), text.rstrip(), variables)
 
 
 class Rulers:
@@ -125,9 +125,7 @@ class Rulers:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("length", "size"), [(8192, (tracing._EXAMPLE, 30, 3)), (2048, (tracing._SMALL_EXAMPLE, 6, 1))]
-)
+@pytest.mark.parametrize(("length", "size"), [(8192, (tasks._EXAMPLE, 30, 3)), (2048, (tasks._SMALL_EXAMPLE, 6, 1))])
 def test_common_words(harness, monkeypatch, seed, length, size) -> None:
     assert sources.common_words() == harness.cwe_utils.WORDS
     monkeypatch.setattr(harness.cwe_utils, "RNG", Rulers)
@@ -135,7 +133,7 @@ def test_common_words(harness, monkeypatch, seed, length, size) -> None:
     for units in (40, len(harness.cwe_utils.WORDS)):
         start(seed)
         front, text, answers = harness.cwe_utils.generate_input_output(units, length)
-        ours = tracing.draw_common(seed, units, example=example, common=common, other=other)
+        ours = tasks.draw_common(seed, units, example=example, common=common, other=other)
         same(ours, f"{front}\n{text}", answers)
 
 
@@ -146,7 +144,7 @@ def test_frequent_words(harness, seed) -> None:
         text, answers, _ = harness.fwe_utils.generate_input_output(
             sys.maxsize, no_tokens, num_words=units, vocab_size=different
         )
-        same(tracing.draw_frequent(seed, units, different=different), text, answers)
+        same(tasks.draw_frequent(seed, units, different=different), text, answers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -155,7 +153,7 @@ def test_questions(harness, monkeypatch, tmp_path, seed, name) -> None:
     loaded = {"squad": SQUAD, "hotpotqa": HOTPOT}[name]
     monkeypatch.setattr(harness.qa_utils, "download_json", lambda url: loaded)
     qas, documents = getattr(harness.qa_utils, f"read_{name}").__wrapped__()
-    library = questions.read_library(write_questions(tmp_path), f"{name}.json")
+    library = sources.read_library(write_questions(tmp_path), f"{name}.json")
     assert library.documents == documents
     assert len(library.questions) == len(qas)
     for number, asked in enumerate(qas[:4]):
@@ -164,7 +162,7 @@ def test_questions(harness, monkeypatch, tmp_path, seed, name) -> None:
             [made] = harness.qa_utils.generate_samples(
                 no_tokens, list(documents), qas, 32, num_samples=1, pre_samples=number, incremental=units
             )
-            ours = questions.draw_question(seed, units, library=library, number=number)
+            ours = tasks.draw_question(seed, units, library=library, number=number)
             same(ours, f"{made['input']} {made['gen_prefix']}", list(dict.fromkeys(made["outputs"])))
 
 

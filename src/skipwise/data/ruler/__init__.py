@@ -10,7 +10,7 @@ the same text as that of lm-evaluation-harness (``tests/parity/test_ruler.py``).
 - Essays are cut into sentences by a written rule (``sources.sentences``), not by NLTK's Punkt, which has to be
   downloaded. It decides only where a needle may be; the essays' words are the same.
 - Each prompt has its example in ``vt``. The harness draws one for all prompts, and renames its variables.
-- Where a prompt of ``vt`` or ``cwe`` does not fit, it gets smaller by a written rule, in ``tracing``.
+- Where a prompt of ``vt`` or ``cwe`` does not fit, it gets smaller by a written rule, in ``tasks``.
 - Where essays or documents are too few for the length, they are repeated. ``cwe`` repeats its words more often.
 - A QA question with documents that do not fit gives way to the one 500 places later. RULER asks the first 500.
 
@@ -24,10 +24,10 @@ from typing import Any, Literal
 from zlib import crc32
 
 from skipwise.data.prompts import Room, longest_prompt
-from skipwise.data.ruler import needles, questions, tracing
-from skipwise.data.ruler.sources import Form, PromptRequest
+from skipwise.data.ruler import tasks
 from skipwise.data.ruler.sources import RulerData as RulerData
 from skipwise.data.ruler.sources import read_ruler_data as read_ruler_data
+from skipwise.data.ruler.tasks import Form, Haystack, Kind, Kinds, PromptRequest
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
 
@@ -53,13 +53,13 @@ class RulerPrompt:
     real_data: bool  # False if another text replaced RULER's essays: such a result is "RULER-style", not "RULER"
 
 
-def _needles(haystack: needles.Haystack, key: needles.Kind, value: needles.Kind, **counts: int) -> RulerTask:
+def _needles(haystack: Haystack, key: Kind, value: Kind, **counts: int) -> RulerTask:
     settings = {"keys": 1, "values": 1, "queries": 1} | counts
-    return RulerTask(128, "all", partial(needles.forms, needles.Kinds(haystack, key, value)), settings)
+    return RulerTask(128, "all", partial(tasks.needle_forms, Kinds(haystack, key, value)), settings)
 
 
 def _questions(file: str) -> RulerTask:
-    return RulerTask(32, "any", partial(questions.forms, file), file=file)
+    return RulerTask(32, "any", partial(tasks.question_forms, file), file=file)
 
 
 TASKS: dict[str, RulerTask] = {
@@ -71,9 +71,9 @@ TASKS: dict[str, RulerTask] = {
     "niah_multikey_3": _needles("needle", "uuids", "uuids"),  # one UUID among UUIDs
     "niah_multivalue": _needles("essay", "words", "numbers", values=4),  # four values of one key
     "niah_multiquery": _needles("essay", "words", "numbers", queries=4),  # four keys asked for
-    "vt": RulerTask(30, "all", tracing.chain_forms, {"hops": 4, "chains": 1}),  # variables that have a value
-    "cwe": RulerTask(120, "all", tracing.common_forms),  # the ten most common words
-    "fwe": RulerTask(50, "all", tracing.frequent_forms),  # the three most frequent words
+    "vt": RulerTask(30, "all", tasks.chain_forms, {"hops": 4, "chains": 1}),  # variables that have a value
+    "cwe": RulerTask(120, "all", tasks.common_forms),  # the ten most common words
+    "fwe": RulerTask(50, "all", tasks.frequent_forms),  # the three most frequent words
     "qa_squad": _questions("squad.json"),  # questions on one document
     "qa_hotpot": _questions("hotpotqa.json"),  # questions on two documents
 }

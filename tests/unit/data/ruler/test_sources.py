@@ -5,8 +5,7 @@ import json
 import pytest
 
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
-from skipwise.data.ruler.questions import read_library
-from skipwise.data.ruler.sources import sentences
+from skipwise.data.ruler.sources import read_library, sentences
 from skipwise.errors import DataError
 from tests.questions import SQUAD
 from tests.tiny import byte_tokenizer
