@@ -29,8 +29,8 @@ from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import resolve
+from skipwise.model.forward import autocast, choose_precision
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.precision import autocast, choose_precision
 
 ROUNDS = 3
 Result = TypeVar("Result")

@@ -35,8 +35,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from reproduction.costs import most_held
 from skipwise.data.examples import collate
 from skipwise.model.config import load_config
+from skipwise.model.forward import choose_precision
 from skipwise.model.lora import adapt
-from skipwise.model.precision import choose_precision
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.training.plan import Hardware, estimate_cost

@@ -20,8 +20,8 @@ from skipwise.evaluation.plan import plan_prompts
 from skipwise.evaluation.retrieval import Question, answers, ask
 from skipwise.evaluation.specification import Specification, find_models, read_tasks
 from skipwise.method.lengths import parse_length
+from skipwise.model.forward import default_device, dtype_of
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.precision import default_device, dtype_of
 
 
 def generated(harness: HFLM, question: Question) -> str:

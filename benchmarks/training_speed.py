@@ -34,8 +34,8 @@ from reproduction.costs import in_own_process, most_held
 from skipwise.data.examples import collate
 from skipwise.model.config import load_config
 from skipwise.model.cost import step_cost
+from skipwise.model.forward import autocast, choose_precision, dtype_of
 from skipwise.model.loading import load_model
-from skipwise.model.precision import autocast, choose_precision, dtype_of
 from skipwise.recipes.loading import load_recipe
 from skipwise.training.prepare import PreparedRun, prepare
 from skipwise.training.trainer import train

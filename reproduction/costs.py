@@ -26,8 +26,8 @@ from skipwise.method.positions import PAPER, SCHEMES
 from skipwise.method.rng import Rng
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
+from skipwise.model.forward import AUTOCAST, choose_precision, default_device
 from skipwise.model.loading import load_model
-from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.page import markdown_table

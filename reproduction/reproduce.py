@@ -14,7 +14,7 @@ from reproduction.runs import SCALES, ArmRun, distinct, plan_runs
 from skipwise.evaluation.evaluate import measuring_seconds, planned
 from skipwise.model.config import load_config
 from skipwise.model.cost import ForwardCost, Speed, meta_model, training_seconds
-from skipwise.model.precision import choose_precision, default_device
+from skipwise.model.forward import choose_precision, default_device
 
 _SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report
 

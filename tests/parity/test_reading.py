@@ -7,7 +7,8 @@ import torch
 from skipwise.evaluation import perplexity, retrieval
 from skipwise.evaluation.perplexity import inference, logits_at
 from skipwise.evaluation.retrieval import Reader, go_on_together
-from skipwise.model.lora import adapt, stock_model
+from skipwise.model.forward import stock_model
+from skipwise.model.lora import adapt
 from skipwise.recipes.schema import Lora
 from tests import families
 

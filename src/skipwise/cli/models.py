@@ -77,7 +77,7 @@ def evaluate(
     from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.server import connect
     from skipwise.evaluation.specification import doubled_windows, find_models, specify
-    from skipwise.model.precision import choose_precision
+    from skipwise.model.forward import choose_precision
     from skipwise.report.page import evaluation_summary, write_page
     from skipwise.report.rows import read_folder
 

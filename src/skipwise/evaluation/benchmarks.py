@@ -23,8 +23,8 @@ from rich.console import Console
 
 from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, reason
 from skipwise.evaluation.specification import EvaluatedModel
+from skipwise.model.forward import AUTOCAST, default_device
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest
 from skipwise.results.records import BenchmarkRecord, Results
 from skipwise.results.scores import PAPER

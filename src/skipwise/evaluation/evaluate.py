@@ -40,7 +40,7 @@ from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segm
 from skipwise.model.config import Origin, load_config, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.precision import default_device, dtype_of
+from skipwise.model.forward import default_device, dtype_of
 from skipwise.progress import progress
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, Results, read_records

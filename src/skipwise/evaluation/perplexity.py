@@ -24,8 +24,7 @@ from transformers import PreTrainedModel
 from skipwise.data.text import token_ids
 from skipwise.errors import DataError, EvaluationError, RecipeError, counted
 from skipwise.method.lengths import parse_length
-from skipwise.model.lora import stock_model
-from skipwise.model.precision import autocast, choose_precision, in_mode
+from skipwise.model.forward import autocast, choose_precision, in_mode, stock_model
 from skipwise.results.statistics import perplexity_of
 
 # Tokens in one forward pass: few on a CPU, so that the activations of a layer stay in its caches.

@@ -25,7 +25,7 @@ from skipwise.evaluation.perplexity import inference, not_finite, require_vocabu
 from skipwise.method.lengths import parse_length
 from skipwise.model.attention import CACHE, PreallocatedCache
 from skipwise.model.cost import machine_memory
-from skipwise.model.precision import choose_precision
+from skipwise.model.forward import choose_precision
 from skipwise.results.records import RulerRecord, TrialRecord
 
 # Tokens read at a time after cached tokens. They need a mask, and kernels with a mask also compute the hidden part: in one piece

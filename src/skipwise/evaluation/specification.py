@@ -25,8 +25,8 @@ from skipwise.model.config import (
     weights_fingerprint,
 )
 from skipwise.model.extension import Extension
+from skipwise.model.forward import default_device, dtype_of
 from skipwise.model.loading import load_model
-from skipwise.model.precision import default_device, dtype_of
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data, Evaluation, Recipe
 from skipwise.results.files import short_digest

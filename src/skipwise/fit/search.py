@@ -29,8 +29,8 @@ from skipwise.method.lengths import SHORT_WINDOW, format_length
 from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies
+from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.model.loading import load_model, load_tokenizer, save_extended
-from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.progress import doing, progress
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import AUTO, FITTED, Data, Recipe

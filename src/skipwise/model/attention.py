@@ -15,8 +15,8 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import create_causal_mask
 
-from skipwise.model import lora
 from skipwise.model.config import FULL, SLIDING, slides, slides_in_some
+from skipwise.model.forward import stock_model
 
 #: Argument of models and mask functions: "cache" from transformers 5.24 on, "past_key_values" before.
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
@@ -30,7 +30,7 @@ def mask_by_position(model: PreTrainedModel) -> None:
     and torch.compile. A pass with a cache stays stock. In eval mode, and without sliding layers, only the mask of packed texts
     changes, for sliding layers and eager attention.
     """
-    decoder: Any = lora.stock_model(model).base_model
+    decoder: Any = stock_model(model).base_model
     config = decoder.config.get_text_config()
     stock = config._attn_implementation != "eager" and not slides(config)
     if not stock and not other_layers(config) and _set_masks not in decoder._forward_pre_hooks.values():

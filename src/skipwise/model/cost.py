@@ -34,9 +34,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
-from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.model.config import experts_of, head_size, inner_width
-from skipwise.model.precision import autocast, dtype_of
+from skipwise.model.forward import autocast, dtype_of, in_slices, stock_model, worth_chunking
 from skipwise.recipes.schema import Lora
 
 # Activation checkpointing: the field of TrainingArguments, with "_enable" the method of a model. Recipes have the older name.
@@ -92,10 +91,10 @@ def step_cost(
         weights: dtype of the parameters; with LoRA, of the frozen ones.
         checkpointing: recompute a layer's activations in backward.
         rules: of LoRA; None trains all weights.
-        sliced_loss: compute large logits in slices (``chunked_loss``), as on one GPU.
+        sliced_loss: compute large logits in slices, as on one GPU.
     """
     model, mode = _fake_model(config, weights, checkpointing, rules)
-    text, parameters, stock = config.get_text_config(), list(model.parameters()), lora.stock_model(model)
+    text, parameters, stock = config.get_text_config(), list(model.parameters()), stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
     tokens = micro_batch * window
     sliced = sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")

@@ -25,7 +25,7 @@ from skipwise.model.config import (
     write_legacy_keys,
 )
 from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
-from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
+from skipwise.model.forward import autocast, dtype_of, in_mode, trial_ids, weights_precision
 from skipwise.results.files import fresh_folder
 
 UNSAVED = "unsaved_sampling"

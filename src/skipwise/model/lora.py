@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, pip_install, reason
-from skipwise.model.precision import random_state_kept
+from skipwise.model.forward import random_state_kept, stock_model
 from skipwise.recipes.schema import Lora
 from skipwise.results.files import read_json
 
@@ -36,11 +36,6 @@ def require_installed(rules: Lora) -> None:
         raise RecipeError(f"lora needs the package peft: {pip_install('lora')}. Or leave lora out")
     if rules.load_in_4bit and find_spec("bitsandbytes") is None:
         raise RecipeError(f"lora.load_in_4bit needs the package bitsandbytes: {pip_install('qlora')}. Or leave it out")
-
-
-def stock_model(model: Any) -> PreTrainedModel:
-    """Return the transformers model inside a peft model, or the model itself."""
-    return getattr(model, "get_base_model", lambda: model)()
 
 
 def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | None = None) -> "PeftModel":

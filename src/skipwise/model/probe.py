@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import experts_of
-from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
+from skipwise.model.forward import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
 
 _CHUNK = 8  # tokens
 _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pass

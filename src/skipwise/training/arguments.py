@@ -16,7 +16,7 @@ from transformers.integrations import get_available_reporting_integrations, get_
 
 from skipwise.errors import RecipeError, first_problem, nearest, out_of_memory, reason
 from skipwise.model.cost import CHECKPOINTING
-from skipwise.model.precision import choose_precision, default_device
+from skipwise.model.forward import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
 

@@ -20,8 +20,7 @@ from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 from skipwise.model.attention import takes_packed
 from skipwise.model.config import reach_of
-from skipwise.model.lora import stock_model
-from skipwise.model.precision import precision_of
+from skipwise.model.forward import precision_of, stock_model
 from skipwise.model.probe import probe_connectivity
 from skipwise.recipes.schema import Positions
 

@@ -24,7 +24,7 @@ from skipwise.model import lora
 from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
 from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.precision import choose_precision, default_device, dtype_of
+from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Lora, Recipe, Training

@@ -19,8 +19,8 @@ from skipwise.model import lora
 from skipwise.model.attention import other_layers
 from skipwise.model.config import Origin, load_config, read_origin, require_unchanged, resolve, weights_fingerprint
 from skipwise.model.extension import Extension, extension_of
+from skipwise.model.forward import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Recipe
 from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT

@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from skipwise.errors import RecipeError, SkipwiseError, TrainingError, one_of, pip_install
-from skipwise.model.precision import default_device
+from skipwise.model.forward import default_device
 from skipwise.results.run_folder import LAUNCHED_BY, command_line
 
 ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``

@@ -20,8 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.model.attention import mask_by_position
-from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
-from skipwise.model.precision import precision_of
+from skipwise.model.forward import can_be_sliced, in_slices, precision_of, worth_chunking
 from skipwise.model.probe import require_apart
 from skipwise.progress import progress as show_progress
 from skipwise.recipes.schema import Training

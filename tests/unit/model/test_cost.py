@@ -10,8 +10,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer, T
 from skipwise.model import cost as subject
 from skipwise.model.attention import CACHE
 from skipwise.model.cost import CHECKPOINTING, OPTIMIZER_BYTES, _Counted, machine_memory, step_cost, token_bytes
+from skipwise.model.forward import autocast
 from skipwise.model.lora import adapt
-from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
 from tests import families
 

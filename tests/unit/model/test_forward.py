@@ -1,13 +1,49 @@
+from io import StringIO
+
 import pytest
 import torch
 
-from skipwise.model import chunked_loss as subject
-from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
-from skipwise.model.lora import adapt
+from skipwise.model import forward, lora
+from skipwise.model.forward import can_be_sliced, choose_precision, in_slices, weights_precision, worth_chunking
 from skipwise.recipes.schema import Lora
 from tests import families
+from tests.tiny import llama
 
 CAPPED = {"gemma2"}  # logits through tanh
+
+
+@pytest.mark.parametrize(
+    ("maker", "flags", "expected"),
+    [
+        ("GenuineIntel", "avx512f", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", "bf16"),
+        ("AuthenticAMD", "avx512f avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "float32"),
+    ],
+)
+def test_precision_by_the_cpu(monkeypatch, maker, flags, expected):
+    core = f"processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu {flags}\nbugs\t\t: amx_bf16\n"
+    described = f"{core}\n{core.replace(flags, 'amx_bf16')}\n"
+    monkeypatch.setattr(forward, "open", lambda *_, **__: StringIO(described), raising=False)
+    assert choose_precision("auto", "cpu") == expected
+    assert choose_precision("float32", "cpu") == "float32"
+    assert choose_precision("bf16", "cpu") == "bf16"
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp16")])
+def test_precision_by_the_gpu(monkeypatch, native, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+    assert choose_precision("auto", "cuda") == expected
+    assert choose_precision("fp16", "cuda") == "fp16"
+    assert choose_precision("auto", "mps") == "float32"
+
+
+def test_the_precision_of_an_adapted_model_is_that_of_its_frozen_weights():
+    model = llama().to(torch.bfloat16)
+    assert weights_precision(llama()) == "float32"
+    assert weights_precision(model) == "bf16"
+    assert weights_precision(lora.adapt(model, Lora())) == "bf16"
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -31,10 +67,10 @@ def gradients(model: torch.nn.Module, **more: object) -> tuple[torch.Tensor, dic
 def test_loss_and_gradients_are_those_of_the_stock_loss(
     family: str, adapted: bool, items: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)  # seven tokens a slice
+    monkeypatch.setattr(forward, "_SLICE_BYTES", 4 * 97 * 7)  # seven tokens a slice
     model = families.model(family).train()
     if adapted:
-        model = adapt(model, Lora(r=2, modules_to_save=["norms"]))
+        model = lora.adapt(model, Lora(r=2, modules_to_save=["norms"]))
     more = {} if items is None else {"num_items_in_batch": items}
     loss, wanted = gradients(model, **more)
     assert can_be_sliced(model) == (family not in CAPPED)
@@ -69,9 +105,9 @@ def test_the_loss_in_bf16_is_near_that_in_float32(family: str) -> None:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the logits whose softmax is computed, seven tokens a slice."""
     shapes: list[tuple[int, ...]] = []
-    stock = subject._to_gradients
-    monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
-    monkeypatch.setattr(subject, "_to_gradients", lambda x, *rest: shapes.append(tuple(x.shape)) or stock(x, *rest))
+    stock = forward._to_gradients
+    monkeypatch.setattr(forward, "_SLICE_BYTES", 4 * 97 * 7)
+    monkeypatch.setattr(forward, "_to_gradients", lambda x, *rest: shapes.append(tuple(x.shape)) or stock(x, *rest))
     return shapes
 
 
@@ -107,7 +143,7 @@ def test_gradients_are_scaled_as_the_loss_is() -> None:
 
 def test_an_output_layer_with_additions_is_not_sliced() -> None:
     """They begin at zero, so that no difference would show; and would never be trained."""
-    model = adapt(families.model("llama").train(), Lora(r=2, target_modules=["lm_head"]))
+    model = lora.adapt(families.model("llama").train(), Lora(r=2, target_modules=["lm_head"]))
     assert not can_be_sliced(model)
 
 

@@ -1,28 +1,121 @@
-"""The training loss without the logits of a whole batch: slices of tokens, each with its gradients at once.
+"""Forward passes: device, precision and mode, and the training loss in slices.
 
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
-that is more than all other activations. Here the output layer returns hidden states, and the loss applies its weights
-to one slice at a time. The output layer takes three products, as in the stock step: for the logits, and for the gradients
-of its weights and of what it reads.
+that is more than all other activations. In slices the output layer returns hidden states, and the loss applies its weights
+to some tokens at a time and computes their gradients at once. The output layer takes three products, as in the stock step:
+for the logits, and for the gradients of its weights and of what it reads.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from skipwise.model.lora import stock_model
-from skipwise.model.precision import autocast, in_mode, trial_ids, weights_precision
+from skipwise.errors import RecipeError, one_of
 
-_IGNORED = -100  # of labels, as in transformers
+Precision = Literal["bf16", "fp16", "float32"]
+
+# The autocast dtype of each precision; float32 needs no autocast.
+AUTOCAST: dict[str, torch.dtype | None] = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**22  # of float32 scores: few enough for the cache of a processor's core
 _KERNEL_BYTES = 2**24  # on a GPU, which starts several kernels for each part
 _SLOW_BYTES, _HEAVY_BYTES = 2**25, 2**29  # of float32 logits: on a CPU, elsewhere (``worth_chunking``)
+
+
+def default_device() -> torch.device:
+    """Return the device that models run on: the GPU if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def choose_precision(requested: str, device: torch.device | str | None = None) -> Precision:
+    """Return the precision to compute in on ``device``; weights stay float32 under bf16 and fp16 autocast.
+
+    ``auto`` is bf16 where the hardware multiplies it faster than float32: a GPU with bf16, a CPU with AMX-BF16, or one with
+    AVX512-BF16 that is not Intel's (a Xeon without AMX takes 1.5 times as long). On other NVIDIA GPUs (V100, T4) it is fp16,
+    as in the paper. fp16 needs a GPU: a CPU has no loss scaling.
+
+    Raises:
+        RecipeError: the precision is unknown, or fp16 on a CPU.
+    """
+    one_of("precision", requested, ("auto", *AUTOCAST))
+    device = default_device() if device is None else torch.device(device)
+    if requested == "fp16" and device.type == "cpu":
+        raise RecipeError("precision 'fp16' needs a GPU. On this CPU choose auto, bf16 or float32")
+    if requested != "auto":
+        return cast(Precision, requested)
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    features = cpu_features()
+    fast = "amx_bf16" in features or ("avx512_bf16" in features and "GenuineIntel" not in features)
+    return "bf16" if device.type == "cpu" and fast else "float32"
+
+
+def precision_of(args: Any) -> Precision:
+    """Return the precision of ``transformers.TrainingArguments``."""
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the dtype in which a forward pass computes."""
+    return AUTOCAST[precision] or torch.float32
+
+
+def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
+    """Return the context that computes in ``precision``, also inside another autocast."""
+    dtype = AUTOCAST[one_of("precision", precision, AUTOCAST)]
+    return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
+
+
+def random_state_kept(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context that restores the random state of the CPU and ``device``."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def trial_ids(model: Any, tokens: int) -> torch.Tensor:
+    """Return test ids, int64 [1, tokens]; neighbours differ."""
+    return (torch.arange(tokens, device=model.device)[None] * 7 + 3) % model.config.get_text_config().vocab_size
+
+
+def stock_model(model: Any) -> PreTrainedModel:
+    """Return the transformers model inside a peft model, or the model itself."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
+@contextmanager
+def in_mode(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """Set training or evaluation mode in this context, and restore it."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def weights_precision(model: torch.nn.Module) -> Precision:
+    """Return the precision of the weights; with LoRA, of the frozen ones."""
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    dtype = min(weights, key=lambda weight: weight.requires_grad).dtype  # a frozen one first
+    return cast(Precision, next((name for name, low in AUTOCAST.items() if low == dtype), "float32"))
+
+
+def cpu_features() -> set[str]:
+    """Return maker and instruction sets of the first core as Linux names them; empty on other systems."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            core = file.read().split("\n\n")[0].splitlines()
+    except OSError:
+        return set()
+    return {word for line in core if line.startswith(("vendor_id", "flags")) for word in line.split()}
+
+
+# --- the loss in slices ---
 
 
 def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
@@ -74,7 +167,7 @@ def _sliced(
     head: torch.nn.Module,
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
-    ignore_index: int = _IGNORED,
+    ignore_index: int = -100,
     **_: Any,
 ) -> torch.Tensor:
     """Return transformers' causal loss: labels shifted by one; the sum over the batch's labels, or their mean."""
