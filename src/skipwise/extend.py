@@ -16,7 +16,7 @@ from skipwise.evaluation.evaluate import RunEvaluation, explained_answers, measu
 from skipwise.evaluation.plan import missing
 from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
-from skipwise.model.loading import require_saved
+from skipwise.model.config import require_unchanged
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.page import summary_table, write_page
@@ -59,7 +59,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     print_plan(prepared, console)
     trained = run.model.exists()
     if trained:
-        require_saved(run.model)
+        require_unchanged(run.model, "delete the folder, and --resume saves the model again from the last checkpoint")
     else:
         model, probe = load_and_probe(prepared, console)  # a model that fails leaves no folder
     begin_run(run, recipe, resume=resume)

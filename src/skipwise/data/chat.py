@@ -65,11 +65,7 @@ class Conversation:
 
 
 def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str) -> Conversation:
-    """Return the chat that a record holds in the fields ``form``.
-
-    Raises:
-        DataError: a turn has no role or text, or none is the assistant's.
-    """
+    """Return the chat that a record holds in the fields ``form``."""
     if form == ("prompt", "completion") and all(isinstance(record[name], str) for name in form):
         return Conversation(texts=(record["prompt"], record["completion"]))
     lists = [_objects(record[name], f"{where}: {name!r}") for name in form]
@@ -112,11 +108,7 @@ def _objects(value: Any, what: str) -> list[Any]:
 
 
 def chat_encoder(tokenizer: Any) -> Callable[[Conversation, str], tuple[list[int], np.ndarray]]:
-    """Return a function from a chat and its name to token ids, and which of them are not the assistant's, bool [tokens].
-
-    Raises:
-        DataError: by the function, without a chat template, or where it refuses the chat.
-    """
+    """Return a function from a chat and its name to token ids, and which of them are not the assistant's, bool [tokens]."""
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
 
     def encode(chat: Conversation, name: str) -> tuple[list[int], np.ndarray]:

@@ -173,12 +173,7 @@ class StoreWriter(ExitStack):
 
 
 def open_store(path: Path) -> TokenStore:
-    """Check the manifest of a store, and open it.
-
-    Raises:
-        DataError: ``store.json`` is damaged.
-        RunError: another file is missing or changed.
-    """
+    """Check the manifest of a store, and open it."""
     try:
         manifest = {name: read_json(path / "store.json")["seal"][name] for name in FILES}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -228,9 +223,6 @@ def split_documents(store: TokenStore, data: Data, window: int, *, whole: bool) 
     """Choose the documents to train on: not held out, with ``data.min_tokens`` and a ``window`` of tokens at least.
 
     Chats may be shorter, because they are packed, but not where a window is the ``whole`` target.
-
-    Raises:
-        DataError: there are none.
     """
     train, held_out = split_by_name(store, data.held_out)
     packed = store.holds_conversations and not whole

@@ -108,15 +108,13 @@ def is_held_out(name: str, share: float) -> bool:
 
 
 def open_corpus(source: str | Path | Data) -> Corpus:
-    """Open a source, or the one of a recipe's data section.
-
-    Raises:
-        DataError: there is no such source, or no file that can be read.
-    """
+    """Open a source, or the one of a recipe's data section."""
     data = Data.of(source)
     path = Path(data.source)
     if data.source not in _PYTHON and not path.exists():
-        return _hub(data)
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", data.source) or data.source.lower().endswith(ENDINGS):
+            raise DataError(f"{_missing(path)}; give a file, a folder, a Hugging Face data set, or stdlib")
+        return _data_set(data)
     for name in ("subset", "streaming", *([] if _has_splits(path) else ["split"])):
         if (value := getattr(data, name)) != Data.model_fields[name].default:
             raise DataError(f"data.{name} = {value!r} is for hub data sets, not for {data.source}; leave it out")
@@ -125,12 +123,17 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     if data.source == "stdlib":
         return _files(data, _stdlib_files())
     if _has_splits(path) or (path / "dataset_info.json").exists():
-        return _saved(path, data)
+        return _data_set(data)
     listed = sorted(_walk(path)) if path.is_dir() else [(path.name, path)]
     files = [(name, file) for name, file in listed if name.lower().endswith(ENDINGS)]
     if not files:
         raise DataError(f"{path}: no file can be read; {_READABLE}")
     return _files(data, files, unread=[name for name, _ in listed if not name.lower().endswith(ENDINGS)])
+
+
+def _missing(path: Path) -> str:
+    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
+    return f"{os.fspath(path)!r} is no file or folder{nearest(path.name, siblings)}"
 
 
 def other_source(data: Data, source: str) -> Data:
@@ -256,61 +259,42 @@ def _rows(open_rows: Callable[[], Any], name: str, where: str | Path, field: str
         ) from error
 
 
-def _data_set(data: Data, name: str, dataset: Any, identity: str, size: int | None) -> Corpus:
-    """Return the corpus of a ``Dataset`` or ``IterableDataset``."""
-    content = ("rows", data.text_field, name, identity)
-    rows = partial(_rows, lambda: dataset, name, data.source, data.text_field)
-    return Corpus(data.source, rows, lambda: content, size)
-
-
 def _has_splits(folder: Path) -> bool:
     """Return True for a folder by ``DatasetDict.save_to_disk``."""
     return (folder / "dataset_dict.json").exists()
 
 
-def _saved(folder: Path, data: Data) -> Corpus:
+def _data_set(data: Data) -> Corpus:
+    """Return the corpus of a folder by ``save_to_disk``, or of a data set on the hub."""
     import datasets
 
-    dataset = datasets.load_from_disk(str(folder))
-    if isinstance(dataset, datasets.DatasetDict):
-        if data.split not in dataset:
-            raise DataError(f"{folder} has no split {data.split!r}; choose data.split from {', '.join(dataset)}")
-        dataset = dataset[data.split]
-    return _data_set(data, folder.resolve().name, dataset, str(dataset._fingerprint), len(dataset))
-
-
-def _hub(data: Data) -> Corpus:
-    source, path = data.source, Path(data.source)
-    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-    missing = f"{source!r} is no file or folder{nearest(path.name, siblings)}"
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) or source.lower().endswith(ENDINGS):
-        raise DataError(f"{missing}; give a file, a folder, a Hugging Face data set, or stdlib")
-    import datasets
-
+    source, path, streams = data.source, Path(data.source), data.streaming
     try:
-        if data.streaming:
+        if path.exists():
+            dataset: Any = datasets.load_from_disk(source)
+            dataset = dataset[data.split] if _has_splits(path) else dataset
+        elif streams:
             builder = datasets.load_dataset_builder(source, data.subset)
-            identity = f"{builder.hash} {builder.config.name} {data.split}"
-            return _data_set(data, source, builder.as_streaming_dataset(split=data.split), identity, None)
-        dataset = datasets.load_dataset(source, data.subset, split=data.split)
-        return _data_set(data, source, dataset, str(dataset._fingerprint), len(dataset))
+            dataset = builder.as_streaming_dataset(split=data.split)
+        else:
+            dataset = datasets.load_dataset(source, data.subset, split=data.split)
     except Exception as error:  # the network, the hub, a split or a subset
         subset = f", subset {data.subset!r}" if data.subset else ""
         raise DataError(
-            f"{missing}, and not on the hub with split {data.split!r}{subset} ({type(error).__name__}: {reason(error)}). Check "
-            "name, split and network, or give a folder by `Dataset.save_to_disk`"
+            f"{source if path.exists() else _missing(path)}: no data set with split {data.split!r}{subset} "
+            f"({type(error).__name__}: {reason(error)}). Check name, split and network, or give a folder by `Dataset.save_to_disk`"
         ) from error
+    name = path.resolve().name if path.exists() else source
+    identity = f"{builder.hash} {builder.config.name} {data.split}" if streams else str(dataset._fingerprint)
+    rows = partial(_rows, lambda: dataset, name, source, data.text_field)
+    return Corpus(source, rows, lambda: ("rows", data.text_field, name, identity), None if streams else len(dataset))
 
 
 # --- records ---
 
 
 def content_of(record: dict[str, Any], field: str, where: str) -> str | Conversation | Tokens:
-    """Return the text, chat or tokens of a record.
-
-    Raises:
-        DataError: no field has one.
-    """
+    """Return the text, chat or tokens of a record."""
     form = form_of([name for name, value in record.items() if value is not None], field, where)
     if form == _TOKENS:
         return _tokens_of(record, where)
@@ -322,11 +306,7 @@ def content_of(record: dict[str, Any], field: str, where: str) -> str | Conversa
 
 
 def form_of(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
-    """Return the fields that hold a document: ``field``, or under the default ``text`` those of chats and tokens.
-
-    Raises:
-        DataError: none does.
-    """
+    """Return the fields that hold a document: ``field``, or under the default ``text`` those of chats and tokens."""
     for form in ((field,), *(_FORMS if field == "text" else ())):
         if set(form) <= set(fields):
             return form
@@ -349,11 +329,7 @@ def _tokens_of(record: Mapping[str, Any], where: str) -> Tokens:
 
 
 def token_ids(values: Any, what: str) -> np.ndarray:
-    """Return a list, array or tensor of token ids as int64 [tokens]; errors begin with ``what``.
-
-    Raises:
-        DataError: it is no single row of whole numbers.
-    """
+    """Return a list, array or tensor of token ids as int64 [tokens]; errors begin with ``what``."""
     with suppress(ValueError, TypeError):  # rows of several lengths; a tensor of bfloat16
         array = np.asarray(values)
         if array.ndim == 1 and (not len(array) or np.issubdtype(array.dtype, np.integer)):

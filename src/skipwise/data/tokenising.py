@@ -76,8 +76,6 @@ def build_token_store(
     once.
 
     Args:
-        source: a source, or a recipe's data section.
-        tokenizer: the model's.
         on_progress: gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
         on_message: gets a sentence about files that are not read.
 

@@ -107,7 +107,7 @@ def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], con
     shares = [Data().held_out] if text.source == "stdlib" else []
     for origin in origins:
         fair = fair[~np.isin(store.digests[fair], origin.documents)]
-        trained = origin.text
+        trained = origin.data
         ours, theirs = Path(text.source).resolve(), Path(trained.source).resolve()
         same = trained.source == text.source or (ours == theirs and ours.exists())
         if same and trained.split == text.split:

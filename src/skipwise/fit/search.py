@@ -135,7 +135,7 @@ def write_model(result: Fit, folder: Path) -> None:
         return
     extension, config, read = result.best.extension, load_config(result.model), read_origin(result.model)
     loaded = load_model(result.model, extension, dtype=config.dtype or "float32")
-    trained = (read.text, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
+    trained = (read.data, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
     rope = extension.rope
     origin = Origin(
         result.model, rope.original_length, *trained, result.fingerprint, result.target, rope_theta=rope.theta

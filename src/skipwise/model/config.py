@@ -9,11 +9,10 @@ software ignores the file.
 
 import base64
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,11 +43,7 @@ FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the a
 
 
 def resolve(name: str) -> str:
-    """Return a model's folder, or ``name`` itself for a model on the hub.
-
-    Raises:
-        ModelError: ``name`` is a file, a path without a folder, or a packaged model that is not installed.
-    """
+    """Return a model's folder, or ``name`` itself for a model on the hub."""
     if name == "nano":
         return str(resources.files("skipwise").joinpath("assets", "nano"))
     if name == "smollm2":
@@ -141,11 +136,7 @@ def unreadable(name: str, error: Exception) -> str:
 
 
 def rope_of(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the ``rope_parameters`` to extend: the only set, or that of full-attention layers.
-
-    Raises:
-        ModelError: the config has no such set.
-    """
+    """Return the ``rope_parameters`` to extend: the only set, or that of full-attention layers."""
     kind, current = config.model_type, getattr(config, "rope_parameters", None)
     if kind in _CONVERTED:
         raise ModelError(_converted_first(kind, config.name_or_path))
@@ -187,9 +178,6 @@ def original_length(config: PretrainedConfig) -> int:
 
     NTK changes theta alone and is not recognised. A linear scaling may leave ``max_position_embeddings`` at the base's
     value, which looks like a raised one.
-
-    Raises:
-        ModelError: the config has no ``max_position_embeddings``.
     """
     try:
         rope = rope_of(config)
@@ -258,21 +246,16 @@ def write_legacy_keys(folder: Path) -> None:
     transformers 4, and engines that follow it, ignore ``rope_parameters`` without a warning and read ``rope_theta`` and
     ``rope_scaling`` at the top level. It cannot load a tokenizer under transformers 5's class names either.
     """
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    _write(path, config | legacy_keys(config))
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", config | legacy_keys(config))
     path = folder / "tokenizer_config.json"
     if path.exists():
-        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = read_json(path)
         if tokenizer.get("tokenizer_class") == "TokenizersBackend":
             tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
         if isinstance(tokenizer.get("extra_special_tokens"), list):
             tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
-        _write(path, tokenizer)
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(path, tokenizer)
 
 
 def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -302,11 +285,7 @@ def write_seal(folder: Path, about: dict[str, Any]) -> None:
 
 
 def read_seal(folder: Path) -> dict[str, Any] | None:
-    """Read ``skipwise.json``; None without the file.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
+    """Read ``skipwise.json``; None without the file."""
     if not (folder / MANIFEST).exists():
         return None
     try:
@@ -316,12 +295,7 @@ def read_seal(folder: Path) -> dict[str, Any] | None:
 
 
 def require_unchanged(folder: Path, fix: str = "") -> None:
-    """Check the files of a model against its manifest, if it has one.
-
-    Raises:
-        ModelError: the manifest is damaged.
-        RunError: a file is missing or changed; the message ends in ``fix``.
-    """
+    """Check the files of a model against its manifest, if it has one."""
     changed = f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
     require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix or changed)
 
@@ -332,7 +306,7 @@ class Origin:
 
     base: str  # a folder, or a name on the model hub
     original_length: int  # tokens
-    text: Data  # training text
+    data: Data  # training text
     # TokenStore.digests of the training documents; uint64 [n]
     documents: np.ndarray = field(default_factory=lambda: np.empty(0, dtype="<u8"))
     base_fingerprint: str | None = None  # weights_fingerprint
@@ -341,36 +315,18 @@ class Origin:
 
     def write(self, folder: Path) -> None:
         """Write ``skipwise.json`` with the manifest."""
-        about = {
-            "base": self.base,
-            "base_fingerprint": self.base_fingerprint,
-            "original_length": self.original_length,
-            "target_length": self.target_length,
-            "rope_theta": self.rope_theta,
-            "data": self.text.model_dump(),
-            "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
-        }
-        write_seal(folder, about)
+        documents = base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode()
+        write_seal(folder, vars(self) | {"data": self.data.model_dump(), "documents": documents})
 
 
 def read_origin(name: str) -> Origin | None:
-    """Read the origin of a model; None if Skipwise did not train it.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
+    """Read the origin of a model; None if Skipwise did not train it."""
     about = read_seal(Path(resolve(name)).resolve())
     if about is None or "converted_from" in about:
         return None
-    return Origin(
-        base=about["base"],
-        original_length=about["original_length"],
-        text=Data(**about["data"]),
-        documents=np.frombuffer(base64.b64decode(about["documents"]), dtype="<u8"),
-        base_fingerprint=about["base_fingerprint"],
-        target_length=about["target_length"],
-        rope_theta=about["rope_theta"],
-    )
+    documents = np.frombuffer(base64.b64decode(about["documents"]), dtype="<u8")
+    stored = {field.name: about[field.name] for field in fields(Origin)}
+    return Origin(**stored | {"data": Data(**about["data"]), "documents": documents})
 
 
 def promised_length(name: str, original: int | None = None) -> int | None:
@@ -397,9 +353,9 @@ def weights_fingerprint(name: str) -> str:
     """
     folder = Path(resolve(name))
     if not folder.is_dir():
-        if commit := getattr(load_config(name), "_commit_hash", None):
-            return str(commit)
-        raise ModelError(f"model {name!r} has no commit hash. Download it and give its folder")
+        commit = load_config(name)._commit_hash
+        assert commit, f"the config of {name!r} has no commit"
+        return str(commit)
     known = (read_seal(folder) or {}).get("files", {})
     digest = hashlib.sha256()
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):

@@ -13,7 +13,6 @@ scale of large Gemmas, some pre-tokenizers, and special tokens around a text.
 """
 
 import io
-import json
 import re
 import shutil
 from collections import Counter
@@ -52,7 +51,7 @@ from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys, write_seal
 from skipwise.model.cost import meta_model
-from skipwise.results.files import new_folder
+from skipwise.results.files import new_folder, read_json, write_json
 
 _SHARD_BYTES = 2**30  # at most, of each file of weights
 # rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J.
@@ -104,8 +103,8 @@ def convert(
             raise ModelError(
                 f"{checkpoint!r} is no folder and cannot be fetched from the hub ({reason(error)}). Give a checkpoint's folder"
             ) from error
-    plan = plan_conversion(_read(folder / "config.json"), original_length)
-    about = _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    plan = plan_conversion(read_json(folder / "config.json"), original_length)
+    about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
     if remote_tokenizer and not all(find_spec(package) for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(f"{folder / 'tokenizer.model'} needs two packages. {pip_install('sentencepiece')}")
@@ -124,17 +123,13 @@ def convert(
     return out
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
 def _tensors(folder: Path) -> Tensors:
     """Yield the weights of a checkpoint, safetensors if it has both kinds; no code of a pickle runs."""
     names = ["model.safetensors"]  # reported as missing where it is read
     for whole in ("pytorch_model.bin", "model.safetensors"):
         index = folder / f"{whole}.index.json"
         if index.exists():
-            names = sorted(set(_read(index)["weight_map"].values()))
+            names = sorted(set(read_json(index)["weight_map"].values()))
         elif (folder / whole).exists():
             names = [whole]
     for path in [folder / name for name in names]:
@@ -291,18 +286,11 @@ def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
     backend.save(str(folder / "tokenizer.json"))
     del about["auto_map"]  # remote code
     about["tokenizer_class"] = "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    write_json(folder / "tokenizer_config.json", about)
 
 
 class GGUFFile:
-    """Settings and tensors of a GGUF file.
-
-    Raises:
-        EngineError: the package gguf is not installed.
-        ModelError: it is no GGUF file with all weights.
-    """
+    """Settings and tensors of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
         if find_spec("gguf") is None:
@@ -346,11 +334,7 @@ class GGUFFile:
 
 
 def write_checkpoint(source: GGUFFile, folder: Path) -> None:
-    """Write config, weights and tokenizer of a stock checkpoint.
-
-    Raises:
-        ModelError: transformers cannot read the file, or its RoPE is not converted.
-    """
+    """Write config, weights and tokenizer of a stock checkpoint."""
     try:
         with source.alone() as file:
             config = AutoConfig.from_pretrained(**file)

@@ -116,9 +116,6 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
     A model that Skipwise extended is extended again from its base's RoPE. ``fitted`` is planned as ``power`` before the fit.
     ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
-
-    Raises:
-        ModelError: as ``plan_extension``, or the model's class does not take the interpolation.
     """
     origin, automatic = read_origin(recipe.model), recipe.interpolation == AUTO
     name = "power" if recipe.is_fitted else recipe.interpolation
@@ -133,25 +130,19 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
     if automatic:
         far = extension.target_length >= _FITTED_FROM * extension.rope.original_length
         extension = replace(extension, interpolation="power" if far else "yarn")
-    try:
-        _build(config, extension)
+    extended = copy.deepcopy(config)
+    set_interpolation(extended, extension)
+    try:  # write, read and build the extended model without weights
+        with TemporaryDirectory() as folder, torch.device("meta"):
+            extended.save_pretrained(folder)
+            write_legacy_keys(Path(folder))
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except Exception as error:  # from the architecture's code
         raise ModelError(
             f"{type(config).__name__} does not take {extension.interpolation} x{extension.factor:g}: {reason(error)}. Choose "
             "--interpolation ntk or yarn-revised, or another model"
         ) from error
     return extension
-
-
-def _build(config: PretrainedConfig, extension: Extension) -> None:
-    """Write, read and build the extended model without weights."""
-    extended = copy.deepcopy(config)
-    set_interpolation(extended, extension)
-    with TemporaryDirectory() as folder, torch.device("meta"):
-        extended.save_pretrained(folder)
-        write_legacy_keys(Path(folder))
-        read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        AutoModelForCausalLM.from_config(read)
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:

@@ -39,9 +39,6 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
     ``auto`` is bf16 where the hardware multiplies it faster than float32: a GPU with bf16, a CPU with AMX-BF16, or one with
     AVX512-BF16 that is not Intel's (a Xeon without AMX takes 1.5 times as long). On other NVIDIA GPUs (V100, T4) it is fp16,
     as in the paper. fp16 needs a GPU: a CPU has no loss scaling.
-
-    Raises:
-        RecipeError: the precision is unknown, or fp16 on a CPU.
     """
     one_of("precision", requested, ("auto", *AUTOCAST))
     device = default_device() if device is None else torch.device(device)

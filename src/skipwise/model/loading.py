@@ -1,6 +1,5 @@
 """Load a checkpoint as a stock transformers class, unchanged or with an interpolation; save it, checked by loading it again."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from skipwise.errors import ModelError, RunError, out_of_memory, reason
+from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model import lora
 from skipwise.model.attention import mask_by_position
 from skipwise.model.config import (
@@ -26,7 +25,7 @@ from skipwise.model.config import (
 )
 from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
 from skipwise.model.forward import autocast, dtype_of, in_mode, trial_ids, weights_precision
-from skipwise.results.files import fresh_folder
+from skipwise.results.files import fresh_folder, read_json, write_json
 
 UNSAVED = "unsaved_sampling"
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "top_k", "top_h", "epsilon_cutoff", "eta_cutoff")
@@ -154,9 +153,6 @@ def save_extended(
     """Write model and tokenizer, check them by a stock reload, then rename them to ``folder``.
 
     ``origin`` is written too. If ``adapter_of`` names a base, only the adapter is written.
-
-    Raises:
-        ModelError: the reloaded model has other logits.
     """
     temporary = folder.with_name(folder.name + ".partial")
     fresh_folder(temporary)
@@ -170,8 +166,7 @@ def save_extended(
         model.save_pretrained(temporary)
         if sampling := getattr(model, UNSAVED, None):
             written = temporary / GENERATION_CONFIG_NAME
-            settings = json.loads(written.read_text(encoding="utf-8")) | sampling
-            written.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
+            write_json(written, read_json(written) | sampling)
     tokenizer.save_pretrained(temporary)
     write_legacy_keys(temporary)
     if origin:
@@ -206,11 +201,3 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for weight in model.parameters():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype)
-
-
-def require_saved(folder: Path) -> None:
-    """Require the saved model of a finished run to be complete and unchanged."""
-    fix = "delete the folder, and --resume saves the model again from the last checkpoint"
-    if not (folder / MANIFEST).exists():
-        raise RunError(f"{folder} has lost {MANIFEST}; {fix}")
-    require_unchanged(folder, fix)

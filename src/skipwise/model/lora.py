@@ -7,7 +7,6 @@ bitsandbytes (Dettmers et al., 2023).
 """
 
 import copy
-import json
 import logging
 import warnings
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedCon
 from skipwise.errors import ModelError, RecipeError, pip_install, reason
 from skipwise.model.forward import random_state_kept, stock_model
 from skipwise.recipes.schema import Lora
-from skipwise.results.files import read_json
+from skipwise.results.files import read_json, write_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -42,9 +41,6 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     """Freeze ``model`` and add trainable float32 weights by ``rules``.
 
     A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) has both.
-
-    Raises:
-        RecipeError: peft is not installed, or a target matches no layer.
     """
     require_installed(rules)
     from peft import LoraConfig
@@ -114,15 +110,11 @@ def name_base(folder: Path, base: str, rope_parameters: dict[str, Any] | None = 
     path = folder / _CONFIG
     described = read_json(path) | ({"rope_parameters": rope_parameters} if rope_parameters else {})
     described["base_model_name_or_path"] = f"{base} with the config.json of this adapter, as its README.md shows"
-    path.write_text(json.dumps(described | {"skipwise_base": base}, indent=2) + "\n", encoding="utf-8")
+    write_json(path, described | {"skipwise_base": base})
 
 
 def base_of(folder: str) -> str | None:
-    """Return the base of the adapter in ``folder``; None without an adapter.
-
-    Raises:
-        ModelError: the file is damaged, or another program wrote the adapter, which may need another config.
-    """
+    """Return the base of the adapter in ``folder``; None without an adapter."""
     path = Path(folder) / _CONFIG
     if not path.is_file():
         return None
@@ -139,12 +131,7 @@ def base_of(folder: str) -> str | None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrainedModel:
-    """Put the adapter in ``folder`` on its base; ``merge`` adds it to the base's weights.
-
-    Raises:
-        ModelError: settings and weights do not fit together, or do not fit the base.
-        RecipeError: peft is not installed.
-    """
+    """Put the adapter in ``folder`` on its base; ``merge`` adds it to the base's weights."""
     require_installed(Lora())
     from peft import LoraConfig
 

@@ -87,11 +87,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
 
 
 def known_fields(settings: Training) -> dict[str, Any]:
-    """Return the section's fields of TrainingArguments, converted to their types.
-
-    Raises:
-        RecipeError: a field is unknown, decided by Skipwise, or of another type.
-    """
+    """Return the section's fields of TrainingArguments, converted to their types."""
     hints, any_type, known = get_type_hints(TrainingArguments), ConfigDict(arbitrary_types_allowed=True), {}
     for name, value in settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"}).items():
         field = name.replace("gradient_checkpointing", CHECKPOINTING)  # its name in this release of transformers

@@ -24,11 +24,7 @@ MARKER = "complete.json"
 
 
 def mark_complete(checkpoint: Path, engine: str = "ddp", processes: int = 1) -> None:
-    """Write the marker of ``checkpoint``, after all its files are on the disk.
-
-    Raises:
-        TrainingError: the weights are missing or in shards, from which no model can be loaded.
-    """
+    """Write the marker of ``checkpoint``, after all its files are on the disk."""
     if not [*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model.safetensors")]:
         raise TrainingError(
             f"{checkpoint} has no model.safetensors. Set FSDP's state_dict_type to FULL_STATE_DICT, or ZeRO-3's "
@@ -55,11 +51,7 @@ def latest_complete(folder: Path) -> Path | None:
 
 
 def verify(checkpoint: Path) -> None:
-    """Require every file of the marker, unchanged.
-
-    Raises:
-        RunError: a file is lost or changed.
-    """
+    """Require every file of the marker, unchanged."""
     files.require_sealed(checkpoint, _read_marker(checkpoint)["files"], _ways_on(checkpoint))
 
 
@@ -81,9 +73,6 @@ def weights_only(checkpoint: Path | None) -> Iterator[None]:
     """Restrict pickles in this context to tensors, plain values and DeepSpeed's settings.
 
     Transformers restricts its own; DeepSpeed allows any object, so a forged checkpoint would run code.
-
-    Raises:
-        RunError: ``checkpoint`` holds something else.
     """
     known = []
     if find_spec("deepspeed") and processes.engine() == "zero3":

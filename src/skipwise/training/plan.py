@@ -81,9 +81,6 @@ def estimate_cost(
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
     holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
-
-    Raises:
-        ModelError: the model is a mixture of experts.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)  # refuses unknown fields
@@ -184,13 +181,8 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
 
     Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
     the model, so their memory is not certain.
-
-    Raises:
-        RunError: with the bytes needed and the bytes there.
     """
     training, rules, parameters = recipe.training, recipe.lora, meta_model(load_config(recipe.model)).num_parameters()
-    if parameters is None:
-        return
     device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
     if rules:
         held = 0.5 if rules.load_in_4bit else dtype_of(choose_precision(training.precision, device)).itemsize

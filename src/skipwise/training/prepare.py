@@ -160,11 +160,7 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
 
 
 def window_of(recipe: Recipe, extension: Extension) -> int:
-    """Return how many tokens the model reads of one training example.
-
-    Raises:
-        RecipeError: the train length exceeds the target.
-    """
+    """Return how many tokens the model reads of one training example."""
     train_length = recipe.train_length_of(extension.rope.original_length)
     if train_length > extension.target_length:
         raise RecipeError(

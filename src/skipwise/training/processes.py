@@ -116,9 +116,7 @@ def together(*, rank_0_first: bool = False) -> Iterator[None]:
     with _state().main_process_first() if rank_0_first and launched() > 1 else nullcontext():
         try:
             yield
-        except (
-            SkipwiseError
-        ) as raised:  # caught here, because an error in accelerate's context leaves the others waiting
+        except SkipwiseError as raised:  # inside accelerate's context it would leave the others waiting
             error = raised
     messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:

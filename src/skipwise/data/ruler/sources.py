@@ -60,9 +60,6 @@ def read_ruler_data(folder: Path | None = None) -> RulerData:
 
     ``folder`` has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
     ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise takes their place.
-
-    Raises:
-        DataError: the folder does not exist or has none of the files, or the essays cannot be read.
     """
     if folder and (words := read_file(_read_essays, folder / _ESSAYS, "RULER's essays").split()):
         return RulerData(words, True, folder)
@@ -122,11 +119,7 @@ class Library:
 
 @lru_cache(maxsize=4)
 def read_library(folder: Path | None, name: str) -> Library:
-    """Read ``squad.json`` or ``hotpotqa.json``.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """Read ``squad.json`` or ``hotpotqa.json``."""
     if folder is None or not (folder / name).is_file():
         where = f"{folder} has no {name}" if folder else "no folder with RULER's data is given"
         raise DataError(
