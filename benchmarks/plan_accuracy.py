@@ -144,7 +144,6 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool)
             seed=0,
             resume=False,
             on_step=stepped,
-            progress=False,
         )
     peak = torch.cuda.max_memory_allocated() if gpu else weights + most_held() - before
     return peak, ends[-1] - ends[-2]

@@ -111,17 +111,7 @@ def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float
         losses.append(log["loss"])
 
     with tempfile.TemporaryDirectory() as folder:
-        train(
-            model,
-            job.dataset,
-            collate,
-            job.recipe.training,
-            folder=Path(folder),
-            seed=0,
-            resume=False,
-            on_log=stamp,
-            progress=False,
-        )
+        train(model, job.dataset, collate, job.recipe.training, folder=Path(folder), seed=0, resume=False, on_log=stamp)
     return np.diff(stamps).tolist(), losses
 
 

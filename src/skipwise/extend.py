@@ -128,14 +128,7 @@ def _train(
 
     with one_run(run):
         model = train_run(
-            prepared,
-            model,
-            run,
-            resume=resume,
-            console=console,
-            on_step=measure_step,
-            save_at=_compared_steps(recipe),
-            best=best,
+            prepared, model, run, resume=resume, on_step=measure_step, save_at=_compared_steps(recipe), best=best
         )
     if (step := best()) is not None:
         losses, last = evaluation.far_losses(results.records), recipe.training.max_steps

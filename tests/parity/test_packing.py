@@ -124,7 +124,7 @@ def test_packed_logits_are_those_of_each_conversation_alone(
 def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("skipwise.training.trainer.mask_by_position", lambda model: None)  # which would fit the mask
     settings = Training(max_steps=2, global_batch_size=2, per_device_train_batch_size=2, precision="float32")
-    data, options = torch.utils.data.Subset(data_of(store), range(4)), {"seed": 0, "resume": False, "progress": False}
+    data, options = torch.utils.data.Subset(data_of(store), range(4)), {"seed": 0, "resume": False}
     mixed = llama(TARGET, vocab_size=300)
     mixed.set_attn_implementation("eager")  # adds a bool mask to its scores
     train(llama(TARGET, vocab_size=300), data, collate, settings, folder=tmp_path / "sdpa", **options)

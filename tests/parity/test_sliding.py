@@ -103,7 +103,6 @@ def by_our_trainer(model: PreTrainedModel, folder: Path) -> list[float]:
         seed=0,
         resume=False,
         on_log=lambda log: losses.append(log["loss"]),
-        progress=False,
     )
     return losses
 

@@ -18,7 +18,6 @@ import torch
 
 from skipwise.data.store import TokenStore
 from skipwise.data.text import IGNORED
-from skipwise.errors import DataError
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
@@ -42,12 +41,6 @@ class ExampleRules:
 
     def __post_init__(self) -> None:
         self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))  # refuses rules that do not fit the lengths
-        train, chunks = self.train_length, self.positions.chunks
-        if train < 4 * chunks:
-            raise DataError(
-                f"train length {train:,} is too short for {chunks} chunks; choose at least {4 * chunks:,} tokens, so that "
-                "there is something to predict inside a chunk"
-            )
 
     def plan(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> Plans:
         """Draw the plan of each example, from documents of ``lengths`` tokens, int64 [examples].

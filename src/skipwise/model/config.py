@@ -278,10 +278,8 @@ def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 def write_seal(folder: Path, about: dict[str, Any]) -> None:
     """Write ``about`` and the manifest of all files in ``folder``."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    write_json(
-        folder / MANIFEST, about | {"files": seal(folder, [name for name in names if name not in _WRITTEN_LATER])}
-    )
+    names = {path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")}
+    write_json(folder / MANIFEST, about | {"files": seal(folder, sorted(names - _WRITTEN_LATER))})
 
 
 def read_seal(folder: Path) -> dict[str, Any] | None:

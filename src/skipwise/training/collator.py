@@ -163,7 +163,7 @@ class PoseCollator(RequirePositions):
         train_chunk_starts: train the first label of a chunk too (``ExampleRules``).
 
     Raises:
-        SkipwiseError: no plan fits the lengths, or the options leave nothing to train.
+        SkipwiseError: no plan fits the lengths.
     """
 
     def __init__(

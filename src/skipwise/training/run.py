@@ -137,8 +137,7 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
         if first:
             require_fits(recipe, None if resume else out or RUNS, several=processes.launched() > 1)
     with processes.together(rank_0_first=True):
-        prepared = prepare(recipe, console)
-    return prepared
+        return prepare(recipe, console)
 
 
 def announce(prepared: PreparedRun, run: RunFolder, *, training: bool) -> None:
@@ -162,7 +161,7 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
     if training:
         try:
             model, _ = load_and_probe(prepared, console)
-            train_run(prepared, model, run, resume=resume, console=console, save_at=save_at)
+            train_run(prepared, model, run, resume=resume, save_at=save_at)
         except SkipwiseError as error:
             raise PeerError(str(error)) from error  # rank 0 has not met it
     return run
@@ -186,7 +185,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
 
 
 def train_run(
-    prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, console: Console, **steps: Any
+    prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, **steps: Any
 ) -> PreTrainedModel:
     """Train in place, and return the whole model; rank 0 keeps the records.
 

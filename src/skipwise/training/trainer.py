@@ -22,7 +22,7 @@ from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.model.attention import mask_by_position
 from skipwise.model.forward import can_be_sliced, in_slices, precision_of, worth_chunking
 from skipwise.model.probe import require_apart
-from skipwise.progress import progress as show_progress
+from skipwise.progress import progress
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
 from skipwise.training.arguments import settings_errors, training_arguments
@@ -53,7 +53,6 @@ def train(
     on_step: Callable[[int], None] = lambda step: None,
     save_at: Collection[int] = (),
     best: Callable[[], int | None] = lambda: None,
-    progress: bool = True,
 ) -> TrainingSummary:
     """Train ``model`` in place on the ``max_steps * global_batch_size`` examples of ``dataset``, in order.
 
@@ -68,7 +67,6 @@ def train(
         on_step: gets the number of each step after it; the model has the weights of that step.
         save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
-        progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
         RecipeError: a setting is wrong or contradicts another.
@@ -81,7 +79,7 @@ def train(
         checkpoints.require_same_setup(checkpoint, processes.engine(), args.world_size)
     # One epoch, so that a resume after the last step trains no further.
     assert len(cast(Sized, dataset)) == settings.max_steps * settings.global_batch_size, "the examples of all steps"
-    meter = _Meter(on_log, on_step, save_at, progress)
+    meter = _Meter(on_log, on_step, save_at)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
     transformers_logging.disable_progress_bar()  # a bar for each checkpoint would break ours
@@ -226,22 +224,17 @@ class _Meter(TrainerCallback):
     """
 
     def __init__(
-        self,
-        on_log: Callable[[dict[str, Any]], None],
-        on_step: Callable[[int], None],
-        save_at: Collection[int],
-        shown: bool,
+        self, on_log: Callable[[dict[str, Any]], None], on_step: Callable[[int], None], save_at: Collection[int]
     ) -> None:
-        self._on_log, self._on_step, self._save_at, self._shown = on_log, on_step, save_at, shown
+        self._on_log, self._on_step, self._save_at = on_log, on_step, save_at
         self.tokens_before, self.paused = 0, 0.0  # paused: seconds in ``on_step``
         self._display, self._loss = ExitStack(), "-"
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.tokens_before = self._tokens = state.num_input_tokens_seen
         self._began = self._time = time.perf_counter()
-        self._shown &= state.is_world_process_zero
-        if self._shown:
-            display = show_progress("training", state.max_steps, Console(stderr=True), done=state.global_step)
+        if state.is_world_process_zero:
+            display = progress("training", state.max_steps, Console(stderr=True), done=state.global_step)
             self._work = self._display.enter_context(display)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -268,7 +261,7 @@ class _Meter(TrainerCallback):
         self._show(state)
 
     def _show(self, state: TrainerState) -> None:
-        if self._shown:
+        if state.is_world_process_zero:
             seconds = time.perf_counter() - self._began - self.paused
             speed = (state.num_input_tokens_seen - self.tokens_before) / seconds
             status = f"step {state.global_step:,}/{state.max_steps:,}, loss {self._loss}, {speed:,.0f} tokens/s"

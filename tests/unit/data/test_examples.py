@@ -121,8 +121,6 @@ def test_what_cannot_be_drawn_from_is_refused(store: TokenStore) -> None:
         PoseDataset(store, np.array([], dtype=int), train_length=8, target_length=16)
     with pytest.raises(DataError, match="100,000"):
         dataset(store, train_length=100_000, target_length=200_000)
-    with pytest.raises(DataError, match="7"):
-        dataset(store, train_length=7)
 
 
 def test_the_data_set_ends(store: TokenStore) -> None:

@@ -53,7 +53,7 @@ def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
     Origin("older", 32, Data(), np.array([3, 5], dtype="<u8")).write(tmp_path / "model")
     again = prepared(tmp_path, tmp_path / "model").origin
     assert set(again.documents.tolist()) == own | {3, 5}
-    assert (again.base, again.original_length, again.text.held_out) == (str(tmp_path / "model"), 32, 0.3)
+    assert (again.base, again.original_length, again.data.held_out) == (str(tmp_path / "model"), 32, 0.3)
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
     with pytest.raises(RunError, match=r"tokenizer_config\.json"):  # before a dry run, which loads no weights
         prepared(tmp_path, tmp_path / "model")

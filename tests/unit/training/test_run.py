@@ -111,7 +111,7 @@ def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(mon
     monkeypatch.setattr(subject, "_whole", lambda *_: "whole")
     prepared = MagicMock(precision="bf16")
     run = SimpleNamespace(checkpoints=None, record=lambda **_: None, results=Path("results.jsonl"), read=lambda: {})
-    model = subject.train_run(prepared, "shard", run, resume=False, console=None)
+    model = subject.train_run(prepared, "shard", run, resume=False)
     assert model == ("whole" if whole else "shard")
 
 

@@ -79,7 +79,6 @@ def run(
     on_step=lambda step: None,
     save_at=(),
     best=lambda: None,
-    shown=False,
     **changes,
 ):
     model, rules = model or tiny_model(), settings(**changes)
@@ -95,7 +94,6 @@ def run(
         on_step=on_step,
         save_at=save_at,
         best=best,
-        progress=shown,
     )
     return model, summary
 
@@ -378,23 +376,16 @@ def shown_on(monkeypatch, terminal: bool) -> io.StringIO:
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     text = shown_on(monkeypatch, terminal=False)
-    run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, global_batch_size=1, shown=True)
+    run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, global_batch_size=1)
     lines = text.getvalue().splitlines()
     assert re.fullmatch(r"training: 100%, step 20/20, loss \d\.\d{3}, [\d,]+ tokens/s, 0:00:\d\d elapsed", lines[-1])
 
 
 def test_a_bar_in_a_terminal(tmp_path, monkeypatch):
     text = shown_on(monkeypatch, terminal=True)
-    run(tmp_path, shown=True)
+    run(tmp_path)
     assert "step 4/4" in text.getvalue()
     assert "tokens/s" in text.getvalue()
-
-
-def test_nothing_when_quiet(tmp_path, monkeypatch, capfd):
-    text = shown_on(monkeypatch, terminal=True)
-    run(tmp_path)
-    assert text.getvalue() == ""
-    assert capfd.readouterr().out == ""
 
 
 def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
@@ -438,7 +429,7 @@ def test_what_is_measured_between_steps_is_no_training_time(tmp_path, monkeypatc
     def measure(step: int) -> None:
         skipped[0] += 1e6  # seconds
 
-    _, summary = run(tmp_path, on_log=logs.append, on_step=measure, logging_steps=1, shown=True)
+    _, summary = run(tmp_path, on_log=logs.append, on_step=measure, logging_steps=1)
     assert skipped[0] >= 2e6
     assert 0 < summary.seconds < 1e6
     assert summary.tokens_per_second > summary.tokens / 1e6

@@ -48,7 +48,7 @@ from skipwise.data.ruler.sources import (
     read_library,
     sentences,
 )
-from skipwise.errors import RecipeError, TooShortError
+from skipwise.errors import TooShortError
 
 _FULL_SIZE = 4096  # tokens; from here on RULER's tasks have their full size
 
@@ -127,15 +127,9 @@ class Kinds:
 def needle_forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queries: int) -> list[Form]:
     """Return the one form of a needle task; there are at least as many keys as queries."""
     keys = max(keys, queries)
-    needles = keys * values
-    if needles > len(_DEPTHS):
-        raise RecipeError(
-            f"{keys} keys with {values} values each are {needles} needles, but RULER has {len(_DEPTHS)} places; "
-            "choose fewer keys, values or queries"
-        )
     essay, data = kinds.haystack == "essay", request.data
     draw = partial(draw_needles, request.seed, kinds=kinds, data=data, keys=keys, values=values, queries=queries)
-    units = request.units(1 if essay else needles)
+    units = request.units(1 if essay else keys * values)
     return [Form(draw, units, _UNIT_TOKENS[kinds.haystack], data.real_essays or not essay)]
 
 

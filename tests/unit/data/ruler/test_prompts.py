@@ -151,7 +151,6 @@ def test_names_have_settings(data) -> None:
         "vt:hops=0",
         "vt:hops",
         "cwe:words=3",  # has no settings
-        "niah_multikey_1:values=11",  # more needles than places
     ],
 )
 def test_mistakes_in_names_are_refused(data, name) -> None:
