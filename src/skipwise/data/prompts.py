@@ -143,8 +143,6 @@ def passkey_prompt(
     One more sentence of filler, at the same depth, would not fit.
 
     Args:
-        tokenizer: the model's own.
-        length: in tokens.
         rng: draws the key, and the depth if it is not given.
         depth: share of the filler before the key, 0 to 1; default: uniform.
     """

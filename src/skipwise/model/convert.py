@@ -49,7 +49,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
 from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
-from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys, write_seal
+from skipwise.model.config import rope_of, rotated_dims, unreadable, write_legacy_keys, write_seal
 from skipwise.model.cost import meta_model
 from skipwise.results.files import new_folder, read_json, write_json
 
@@ -100,9 +100,7 @@ def convert(
             wanted = ["config.json", *_COPIED, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
             folder = Path(snapshot_download(checkpoint, allow_patterns=wanted))
         except Exception as error:  # of many types: no network, no such name, no access
-            raise ModelError(
-                f"{checkpoint!r} is no folder and cannot be fetched from the hub ({reason(error)}). Give a checkpoint's folder"
-            ) from error
+            raise ModelError(unreadable(checkpoint, error)) from error
     plan = plan_conversion(read_json(folder / "config.json"), original_length)
     about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
