@@ -234,6 +234,6 @@ def split_documents(store: TokenStore, data: Data, window: int, *, whole: bool) 
     longest = int(store.lengths[train].max(initial=0))
     lower = [setting, *(["data.held_out"] if (store.lengths[held_out] >= shortest).any() else [])]
     raise DataError(
-        f"none of {counted(len(store), 'document')} has {shortest:,} tokens and is not held out: {len(held_out):,} are, and the longest "
-        f"other one has {longest:,}; give longer text, join documents, or lower {' or '.join(lower)}"
+        f"no document of {shortest:,} tokens to train on: of {counted(len(store), 'document')} {len(held_out):,} are held out for "
+        f"measuring, and the longest other has {longest:,} tokens. Give longer or more texts, or lower {' or '.join(lower)}"
     )

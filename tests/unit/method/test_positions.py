@@ -65,6 +65,19 @@ def test_every_plan_keeps_the_laws(rule: dict) -> None:
     assert (np.diff(plans.offsets, axis=1) >= 0).all()
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("train", "target"), [(64, 512), (65, 1000), (8, 8)])
+def test_every_scheme_stays_within_the_target_and_the_document(scheme: str, train: int, target: int) -> None:
+    plans = SCHEMES[scheme](rng(), train, target, np.full(64, 1200), ChunkRules())
+    positions, content = plans.position_ids(), plans.content_indices()
+    assert (plans.lengths.sum(axis=1) == (target if scheme == "full_length" else train)).all()
+    assert (np.diff(positions, axis=1) > 0).all()
+    assert positions.min() >= 0
+    assert positions.max() < target
+    assert content.min() >= 0
+    assert content.max() < 1200
+
+
 def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() -> None:
     plans, without = (
         pose(rng(4000, 3), 64, 512, np.full(4000, 300), ChunkRules(no_skip_share=share)) for share in (0.25, 0.0)
