@@ -257,7 +257,7 @@ def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:
 
 def test_the_markdown_table_is_whole_and_inert() -> None:
     lines = summary_markdown(ReportData([run(*ORIGINAL, *readings("a|<b>", 256, 1234))])).splitlines()
-    assert lines[0].startswith("| arm | perplexity 256 | perplexity 512 |")
+    assert lines[0].startswith("| model | perplexity 256 | perplexity 512 |")
     assert lines[2] == "| original | 15.7 | 79.0 | 109 | 134 | 100% | 0% | 0% | 0% |"
     assert lines[3].startswith("| a\\|&lt;b&gt; | 1.2e3 | – |")
     assert summary_markdown(ReportData([run()])) == ""
