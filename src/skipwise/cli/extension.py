@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skipwise.cli.options import (
+from skipwise.cli.terminal import (
     Changes,
     Interpolation,
     Lora,
@@ -18,12 +18,13 @@ from skipwise.cli.options import (
     StartingModel,
     Target,
     Text,
+    new_console,
+    prepare_process,
     read_gigabytes,
     read_length,
     read_path,
     read_settings,
 )
-from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, SkipwiseError
 
 

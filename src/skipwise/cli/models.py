@@ -6,8 +6,18 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import Model, Seed, Text, read_length, read_lengths, read_path, read_settings, read_shard
-from skipwise.cli.terminal import new_console, prepare_process
+from skipwise.cli.terminal import (
+    Model,
+    Seed,
+    Text,
+    new_console,
+    prepare_process,
+    read_length,
+    read_lengths,
+    read_path,
+    read_settings,
+    read_shard,
+)
 from skipwise.errors import RecipeError, one_of, pip_install
 from skipwise.method.limits import MOST_TRIALS
 from skipwise.recipes.names import expanded, model_name

@@ -14,8 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from skipwise.errors import RecipeError, nearest
-from skipwise.recipes.names import expanded
-from skipwise.recipes.private import is_secret, refusal
+from skipwise.recipes.names import expanded, is_secret, refusal
 from skipwise.recipes.schema import METHODS, RATES, Recipe, merged
 from skipwise.results.files import write_text
 

@@ -11,8 +11,7 @@ from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.names import expanded
-from skipwise.recipes.private import refuse_secrets
+from skipwise.recipes.names import expanded, refuse_secrets
 
 FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
 RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
