@@ -148,10 +148,7 @@ def _train(
 
 
 def _record_coverage(prepared: PreparedRun, results: Results) -> None:
-    """Record the chance that an example, or an original window, trains each distance.
-
-    Retrieval prompts and self-generated text are left out.
-    """
+    """Record the chance that an example, or an original window, trains each distance."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window

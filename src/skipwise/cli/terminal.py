@@ -18,7 +18,6 @@ from skipwise.errors import PeerError, RecipeError, SkipwiseError, one_of, out_o
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED
 from skipwise.recipes.names import expanded, model_name, without_passwords
-from skipwise.results.files import is_shared
 
 if TYPE_CHECKING:
     from skipwise.recipes.schema import Recipe
@@ -97,6 +96,8 @@ def prepare_process(*, private: bool = True) -> Any:
 
     Files of a ``private`` command are the user's alone: tokens and records hold text. ``$SKIPWISE_SHARED`` lifts that.
     """
+    from skipwise.results.files import is_shared
+
     if private and not is_shared():
         os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

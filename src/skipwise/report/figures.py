@@ -342,10 +342,7 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
-    caption = (
-        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts are not "
-        "counted."
-    )
+    caption = f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}."
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     table = [
         [label, r.train_length, r.target_length, *point]
