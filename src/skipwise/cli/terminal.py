@@ -34,6 +34,11 @@ def read_path(text: str) -> Path:
     return Path(expanded(text))
 
 
+def path_option(help: str, *names: str, metavar: str = "FOLDER") -> Any:
+    """Declare an option that takes a path."""
+    return typer.Option(*names, parser=read_path, metavar=metavar, help=help)
+
+
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. training.learning_rate=1e-5")
 ]
