@@ -63,7 +63,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     recipe, fit = fitted_recipe(recipe, out, resume, console)
     prepared = prepare_together(recipe, out, resume, console)
     if not processes.is_first():
-        return join(prepared, resume, console, save_at=_compared_steps(recipe))
+        return join(prepared, resume, console, save_at=recipe.compared_steps)
     evaluation = plan_run_evaluation(prepared, console)
     require_measurable(evaluation, prepared.device)
     run = open_run(recipe, out, prepared.name, resume=resume)
@@ -147,11 +147,6 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
     )
 
 
-def _compared_steps(recipe: Recipe) -> list[int]:
-    """Return the steps among which the best is kept; each has a checkpoint."""
-    return recipe.measured_steps if recipe.evaluation.save_best else []
-
-
 def _train(
     prepared: PreparedRun,
     evaluation: RunEvaluation,
@@ -181,7 +176,7 @@ def _train(
             resume=resume,
             console=console,
             on_step=measure_step,
-            save_at=_compared_steps(recipe),
+            save_at=recipe.compared_steps,
             best=best,
         )
     if (step := best()) is not None:

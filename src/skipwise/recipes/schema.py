@@ -251,6 +251,11 @@ class Recipe(Section):
         return sorted({*steps, self.training.max_steps}) if self.evaluation.save_best else steps
 
     @property
+    def compared_steps(self) -> list[int]:
+        """The steps among which the best is kept; each has a checkpoint."""
+        return self.measured_steps if self.evaluation.save_best else []
+
+    @property
     def arm(self) -> str:
         """The label of the trained model: its scheme."""
         return self.positions.scheme
