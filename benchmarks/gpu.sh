@@ -4,7 +4,7 @@
 #     benchmarks/gpu.sh rate  [FOLDER]    operations a second of a large bf16 matrix product: seconds
 #     benchmarks/gpu.sh plan  [FOLDER]    memory and speed at LLaMA-7B's shape, beside what `skipwise plan` says
 #     benchmarks/gpu.sh base  [FOLDER]    a Llama of 102 million parameters, window 2k, trained from nothing
-#     benchmarks/gpu.sh arms  [FOLDER]    PoSE, short and full-length from that base to 16k, three seeds
+#     benchmarks/gpu.sh arms  [FOLDER]    PoSE, its no-skip control and full-length from that base to 16k, three seeds
 #     benchmarks/gpu.sh table [FOLDER]    the tables of what is there; every other part prints them too, last
 #
 # It needs the checkout, a Python with skipwise's packages (PYTHON=python3) and a GPU. TEXT is what is trained on: a file or
@@ -81,8 +81,8 @@ compare() { # OUT WINDOWS ARM...: three seeds of arms under YaRN x8 from the bas
 
 arms() {
     [ -e "$folder/base/model/config.json" ] || { echo "no base yet: run benchmarks/gpu.sh base $folder"; exit 1; }
-    compare "$folder/equal-windows" "$batch" full pose short original untrained
-    compare "$folder/equal-tokens" $((batch / 8)) full
+    compare "$folder/equal-windows" "$batch" full_length pose no_skip original untrained
+    compare "$folder/equal-tokens" $((batch / 8)) full_length
 }
 
 table() {

@@ -2,7 +2,7 @@
 # The evidence on SmolLM2-135M, 8k -> 32k, in order of what each run tells. A run that was stopped goes on at the next call.
 #
 #     benchmarks/smollm2.sh TRAIN EVAL [FOLDER]    folders of text to train on, and to measure on: EVAL/books, EVAL/reports
-#     RUNS="pose-yarn-0 short-yarn-0" benchmarks/smollm2.sh ...    these runs only
+#     RUNS="pose-yarn-0 no_skip-yarn-0" benchmarks/smollm2.sh ...    these runs only
 #     STEPS=60 DOCUMENTS=1 TRIALS=10 LENGTHS=32k benchmarks/smollm2.sh ...    less than the recipe's 200 steps, 2 documents
 #                                                                  of each text, and 20 prompts of 8k, 16k and 32k
 #     MICRO=8 benchmarks/smollm2.sh ...    windows at a time, for a GPU; the recipe's 2 suit a CPU
@@ -15,12 +15,12 @@ folder=${3:-runs/smollm2}
 skipwise=${SKIPWISE:-skipwise}
 mkdir -p "$folder"
 
-runs='pose-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-0 full-yarn-0 pose-linear-0
-short-linear-0'
+runs='pose-yarn-0 no_skip-yarn-0 pose-yarn-1 no_skip-yarn-1 cream-yarn-0 full_length-yarn-0 pose-linear-0
+no_skip-linear-0'
 for run in ${RUNS:-$runs}; do
     IFS=- read -r scheme interpolation seed <<<"$run"
     arms='[trained]' resume=() steps=${STEPS:-200} batch=8 micro=${MICRO:-2} warmup=10 checkpointing=false
-    [ "$scheme" != full ] || steps=$((steps / 4)) batch=1 micro=1 warmup=3 checkpointing=true # windows of 32k, as many tokens
+    [ "$scheme" != full_length ] || steps=$((steps / 4)) batch=1 micro=1 warmup=3 checkpointing=true # windows of 32k, as many tokens
     [ "$run" != pose-yarn-0 ] || arms='[trained, untrained, original]'
     [ "$run" != pose-linear-0 ] || arms='[trained, untrained]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import Changes
-from skipwise.cli.terminal import explained, prepare_process
+from skipwise.cli.terminal import Changes, explained, prepare_process
 from skipwise.errors import one_of
 
 app = typer.Typer(name="reproduction", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

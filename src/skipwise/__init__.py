@@ -9,35 +9,26 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _PUBLIC = {
-    "PoseDataset": "skipwise.data.examples",
-    "collate": "skipwise.data.examples",
-    "SkipwiseError": "skipwise.errors",
-    "sliding_perplexity": "skipwise.evaluation.perplexity",
-    "retrieval_accuracy": "skipwise.evaluation.retrieval",
-    "coverage": "skipwise.method.coverage",
-    "Rope": "skipwise.method.interpolation",
-    "frequencies": "skipwise.method.interpolation",
-    "rope_parameters": "skipwise.method.interpolation",
-    "parse_length": "skipwise.method.lengths",
-    "ChunkRules": "skipwise.method.positions",
-    "Plans": "skipwise.method.positions",
-    "pose": "skipwise.method.positions",
-    "Rng": "skipwise.method.rng",
-    "load_config": "skipwise.model.config",
-    "load_model": "skipwise.model.loading",
-    "load_tokenizer": "skipwise.model.loading",
-    "probe_connectivity": "skipwise.model.probe",
-    "Extension": "skipwise.model.extension",
-    "plan_extension": "skipwise.model.extension",
-    "Data": "skipwise.recipes.schema",
-    "Positions": "skipwise.recipes.schema",
-    "Recipe": "skipwise.recipes.schema",
-    "load_recipe": "skipwise.recipes.loading",
-    "PoseCollator": "skipwise.training.collator",
-    "RequirePositions": "skipwise.training.collator",
+    "skipwise.data.examples": ["PoseDataset", "collate"],
+    "skipwise.errors": ["SkipwiseError"],
+    "skipwise.evaluation.perplexity": ["sliding_perplexity"],
+    "skipwise.evaluation.retrieval": ["retrieval_accuracy"],
+    "skipwise.method.coverage": ["coverage"],
+    "skipwise.method.interpolation": ["Rope", "frequencies", "rope_parameters"],
+    "skipwise.method.lengths": ["parse_length"],
+    "skipwise.method.positions": ["ChunkRules", "Plans", "pose"],
+    "skipwise.method.rng": ["Rng"],
+    "skipwise.model.config": ["load_config"],
+    "skipwise.model.loading": ["load_model", "load_tokenizer"],
+    "skipwise.model.probe": ["probe_connectivity"],
+    "skipwise.model.extension": ["Extension", "plan_extension"],
+    "skipwise.recipes.schema": ["Data", "Positions", "Recipe"],
+    "skipwise.recipes.loading": ["load_recipe"],
+    "skipwise.training.collator": ["PoseCollator", "RequirePositions"],
 }
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.data.examples import PoseDataset as PoseDataset
@@ -69,9 +60,9 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
+    if name in _MODULES:
         import_module("skipwise.model")  # holds back bitsandbytes' warnings before any module imports that package
-        return getattr(import_module(_PUBLIC[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'skipwise' has no attribute {name!r}")
 
 

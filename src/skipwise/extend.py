@@ -6,19 +6,30 @@ Each stage leaves files for the next, and a resumed run skips the stages that ar
 not import each other; what takes two of them is here.
 """
 
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise.errors import counted
-from skipwise.evaluation.evaluate import RunEvaluation, explained_answers, measure, plan_evaluation, require_measurable
+from skipwise.errors import SkipwiseError, counted
+from skipwise.evaluation.evaluate import (
+    RunEvaluation,
+    explained_answers,
+    measure,
+    plan_evaluation,
+    require_measurable,
+    seconds_here,
+    time_of,
+)
 from skipwise.evaluation.plan import missing
 from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.config import require_unchanged
+from skipwise.model.cost import training_seconds
 from skipwise.recipes.names import arm_name
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import AUTO, FITTED, Recipe
 from skipwise.report.page import summary_table, write_page
 from skipwise.report.rows import read_folder
 from skipwise.report.sharing import log_results, one_run, write_run_card
@@ -26,16 +37,18 @@ from skipwise.results.files import write_text
 from skipwise.results.records import CoverageRecord, Results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
-from skipwise.training.arguments import reported_to
-from skipwise.training.plan import print_plan
-from skipwise.training.prepare import PreparedRun
+from skipwise.training.arguments import accumulation, reported_to
+from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
+from skipwise.training.prepare import PreparedRun, prepare
 from skipwise.training.run import (
+    RUNS,
     announce,
     begin_run,
     join,
     load_and_probe,
     open_run,
     prepare_together,
+    require_ours,
     save_trained,
     train_run,
 )
@@ -50,7 +63,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     recipe, fit = fitted_recipe(recipe, out, resume, console)
     prepared = prepare_together(recipe, out, resume, console)
     if not processes.is_first():
-        return join(prepared, resume, console, save_at=_compared_steps(recipe))
+        return join(prepared, resume, console, save_at=recipe.compared_steps)
     evaluation = plan_run_evaluation(prepared, console)
     require_measurable(evaluation, prepared.device)
     run = open_run(recipe, out, prepared.name, resume=resume)
@@ -87,6 +100,40 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     return run
 
 
+def rehearse(
+    recipe: Recipe, *, out: Path | None, resume: bool, console: Console, launch: str | None, processes: int
+) -> None:
+    """Prepare a run, print its plan and its time on this machine; train nothing and write no run folder.
+
+    What could not be trained or measured is refused; what does not fit on this machine is a warning.
+    """
+    if recipe.interpolation not in (FITTED, AUTO):
+        recipe, _ = fitted_recipe(recipe, out, resume, console)
+    if out is not None:
+        require_ours(RunFolder(out), recipe, resume)
+    accumulation(recipe.training, processes)
+    prepared = prepare(recipe, console, launch)
+    evaluation = plan_run_evaluation(prepared, console)
+    print_plan(prepared, console)
+    for require in (
+        partial(require_fits, recipe, None if resume else out or RUNS, several=launch is not None),
+        partial(require_measurable, evaluation, prepared.device),
+    ):
+        try:
+            require()
+        except SkipwiseError as error:  # the run may be planned here for a larger machine
+            console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
+    training = training_seconds(
+        prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
+    )
+    measuring = seconds_here(evaluation.batches, prepared.config, prepared.precision)
+    about = timedelta(seconds=round(training))
+    console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
+    if sum(measuring.values()) > training:
+        console.print("to measure less, lower evaluation.num_prompts, .windows or .documents", soft_wrap=True)
+    print_examples(prepared, console)
+
+
 def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
     """Plan what is measured of a prepared run; what cannot be measured is refused."""
     return plan_evaluation(
@@ -98,11 +145,6 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
         prepared.precision,
         console,
     )
-
-
-def _compared_steps(recipe: Recipe) -> list[int]:
-    """Return the steps among which the best is kept; each has a checkpoint."""
-    return recipe.measured_steps if recipe.evaluation.save_best else []
 
 
 def _train(
@@ -128,7 +170,7 @@ def _train(
 
     with one_run(run):
         model = train_run(
-            prepared, model, run, resume=resume, on_step=measure_step, save_at=_compared_steps(recipe), best=best
+            prepared, model, run, resume=resume, on_step=measure_step, save_at=recipe.compared_steps, best=best
         )
     if (step := best()) is not None:
         losses, last = evaluation.far_losses(results.records), recipe.training.max_steps
@@ -141,10 +183,7 @@ def _train(
 
 
 def _record_coverage(prepared: PreparedRun, results: Results) -> None:
-    """Record the chance that an example, or an original window, trains each distance.
-
-    Retrieval prompts and self-generated text are left out.
-    """
+    """Record the chance that an example, or an original window, trains each distance."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window

@@ -8,7 +8,7 @@ import typer
 from skipwise import __version__
 from skipwise.cli import extension, models
 from skipwise.cli.terminal import explained
-from skipwise.recipes.private import masked
+from skipwise.recipes.names import masked
 
 app = typer.Typer(
     name="skipwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None

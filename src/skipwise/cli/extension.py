@@ -1,13 +1,11 @@
 """Define the commands on a model to extend: extend, plan and fit."""
 
-from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from skipwise.cli.options import (
+from skipwise.cli.terminal import (
     Changes,
     Interpolation,
     Lora,
@@ -18,13 +16,14 @@ from skipwise.cli.options import (
     StartingModel,
     Target,
     Text,
+    new_console,
+    path_option,
+    prepare_process,
     read_gigabytes,
     read_length,
-    read_path,
     read_settings,
 )
-from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError, SkipwiseError
+from skipwise.errors import RecipeError
 
 
 def extend(
@@ -35,7 +34,7 @@ def extend(
     data: Annotated[
         str | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
-    out: Annotated[Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder [runs/NAME]")] = None,
+    out: Annotated[Path | None, path_option("run folder [runs/NAME]")] = None,
     recipe: RecipeName = None,
     method: MethodName = None,
     seed: Annotated[int | None, typer.Option(help="seed of examples and training")] = None,
@@ -60,16 +59,9 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(context.obj, "--launch", "--processes"))
             return
-    from skipwise.evaluation.evaluate import require_measurable, seconds_here, time_of
-    from skipwise.extend import extend, plan_run_evaluation
-    from skipwise.fit.search import fitted_recipe
-    from skipwise.model.cost import training_seconds
-    from skipwise.recipes.schema import AUTO, FITTED
+    from skipwise.extend import extend, rehearse
     from skipwise.results.run_folder import RunFolder
-    from skipwise.training.arguments import accumulation
-    from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
-    from skipwise.training.prepare import prepare
-    from skipwise.training.run import RUNS, recipe_of, require_ours
+    from skipwise.training.run import recipe_of
 
     options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
     source: Path | str | None = recipe
@@ -78,32 +70,9 @@ def extend(
         source = RunFolder(out).recipe
     settings = _recipe(source, {**options, "data.source": data, "seed": seed}, set_, lora)
     if dry_run:
-        if settings.interpolation not in (FITTED, AUTO):
-            settings, _ = fitted_recipe(settings, out, resume, console)
-        if out is not None:
-            require_ours(RunFolder(out), settings, resume)
-        accumulation(settings.training, processes or 1)
-        prepared = prepare(settings, console, launch)
-        evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
-        print_plan(prepared, console)
-        for require in (
-            partial(require_fits, settings, None if resume else out or RUNS, several=launch is not None),
-            partial(require_measurable, evaluation, prepared.device),
-        ):
-            try:
-                require()
-            except SkipwiseError as error:  # the run may be planned here for a larger machine
-                console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
-        how = prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
-        training = training_seconds(*how)
-        measuring = seconds_here(evaluation.batches, prepared.config, prepared.precision)
-        about = timedelta(seconds=round(training))
-        console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
-        if sum(measuring.values()) > training:
-            console.print("to measure less, lower evaluation.num_prompts, .windows or .documents", soft_wrap=True)
-        print_examples(prepared, console)
-        return
-    extend(settings, out=out, resume=resume, console=console)
+        rehearse(settings, out=out, resume=resume, console=console, launch=launch, processes=processes or 1)
+    else:
+        extend(settings, out=out, resume=resume, console=console)
 
 
 def plan(
@@ -145,32 +114,22 @@ def fit(
     data: Text = "stdlib",
     target: Target = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=read_path, metavar="FOLDER", help="write a checkpoint too [runs/fit-NAME-TARGET, without]"),
-    ] = None,
+    out: Annotated[Path | None, path_option("write a checkpoint too [runs/fit-NAME-TARGET, without]")] = None,
     seed: Seed = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of data, e.g. data.split=test")] = None,
 ) -> None:
     """Find the best interpolation of a model by measuring it, without training."""
     console = prepare_process()
-    from rich.table import Table
-
     from skipwise.fit.result import FILE, write_fit_page
     from skipwise.fit.search import fit as search
     from skipwise.fit.search import write_model
+    from skipwise.report.page import Table, rich_table
 
     text = read_settings(data, set_, "data.held_out").data
     found, folder = search(
         model, target=read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
     )
-    head, rows = found.table()
-    table = Table(title="nats per token above the base", title_justify="left")
-    for number, column in enumerate(head):
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(rich_table(Table("nats per token above the base", "", *found.table())))
     console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
     console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
     console.print(found.verdict, style="bold", soft_wrap=True)
@@ -191,25 +150,22 @@ def fit(
 
 def _print_coverage(recipe: Any, console: Any) -> None:
     """Print how likely one example of a recipe trains each relative distance."""
-    from rich.table import Table
-
     from skipwise.method.coverage import coverage
     from skipwise.model.config import load_config
     from skipwise.model.extension import extension_of
+    from skipwise.report.page import Table, rich_table
     from skipwise.training.prepare import window_of
 
     extension, rule = extension_of(load_config(recipe.model), recipe), recipe.positions
     original, target = window_of(recipe, extension), extension.target_length
     curve = coverage(original, target, rule.rules, scheme=rule.scheme)
-    table = Table(title=f"coverage, {original:,} -> {target:,}, {rule.scheme}")
-    for column in ("distance", "probability", *(["standard error"] if curve.samples else [])):
-        table.add_column(column, justify="right")
+    columns = [curve.probability, *([curve.standard_error] if curve.samples else [])]
     bends = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
     between = {target * k // 8 for k in range(1, 8)}
-    for distance in sorted(d for d in bends | between if 1 <= d < target):
-        cells = [curve.probability, *([curve.standard_error] if curve.samples else [])]
-        table.add_row(f"{distance:,}", *(f"{column[distance - 1]:.4f}" for column in cells))
-    console.print(table)
+    distances = sorted(d for d in bends | between if 1 <= d < target)
+    rows = [[f"{d:,}", *(f"{column[d - 1]:.4f}" for column in columns)] for d in distances]
+    head = ["distance", "probability", "standard error"][: len(columns) + 1]
+    console.print(rich_table(Table(f"coverage, {original:,} -> {target:,}, {rule.scheme}", "", head, rows)))
 
 
 def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:

@@ -6,8 +6,19 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import Model, Seed, Text, read_length, read_lengths, read_path, read_settings, read_shard
-from skipwise.cli.terminal import new_console, prepare_process
+from skipwise.cli.terminal import (
+    Model,
+    Seed,
+    Text,
+    new_console,
+    path_option,
+    prepare_process,
+    read_length,
+    read_lengths,
+    read_path,
+    read_settings,
+    read_shard,
+)
 from skipwise.errors import RecipeError, one_of, pip_install
 from skipwise.method.lengths import MOST_TRIALS
 from skipwise.recipes.names import expanded, model_name
@@ -44,24 +55,14 @@ def evaluate(
     benchmarks: Annotated[
         str | None, typer.Option(help="lm-eval tasks: paper, or e.g. boolq,arc_challenge:25 (few-shot)")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="benchmark data as OWNER/NAME [the hub]")
-    ] = None,
-    include_path: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="your own lm-eval task files")
-    ] = None,
+    data_dir: Annotated[Path | None, path_option("benchmark data as OWNER/NAME [the hub]")] = None,
+    include_path: Annotated[Path | None, path_option("your own lm-eval task files")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="questions per benchmark [all]")] = None,
     shard: Annotated[str, typer.Option(help="part of the work, e.g. 2/3")] = "1/1",
     earlier: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--from", parser=read_path, metavar="FOLDER", help="take over records, e.g. of shards; repeatable"
-        ),
+        list[Path] | None, path_option("take over records, e.g. of shards; repeatable", "--from")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=read_path, metavar="FOLDER", help="folder [evaluations/NAME, with --only NAME-ONLY]"),
-    ] = None,
+    out: Annotated[Path | None, path_option("folder [evaluations/NAME, with --only NAME-ONLY]")] = None,
     precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; measure nothing")] = False,
     server: Annotated[
@@ -149,10 +150,7 @@ def evaluate(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(parser=read_path, help="run folders, or the folder of an evaluation")],
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=read_path, metavar="FOLDER", help="folder or FILE.html [run folder]; for several runs"),
-    ] = None,
+    out: Annotated[Path | None, path_option("folder or FILE.html [run folder]; for several runs")] = None,
 ) -> None:
     """Write figures and page from the records."""
     from skipwise.report.page import write_page
@@ -182,9 +180,7 @@ def check(
 def export(
     model: Model,
     type_: Annotated[str, typer.Option("--type", help="f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")] = "f16",
-    out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FILE", help="GGUF file to write [NAME-TYPE.gguf]")
-    ] = None,
+    out: Annotated[Path | None, path_option("GGUF file to write [NAME-TYPE.gguf]", metavar="FILE")] = None,
     check: Annotated[bool, typer.Option(help="compare the file in llama.cpp with transformers")] = True,
     length: Length = None,
 ) -> None:

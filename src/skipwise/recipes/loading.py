@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from skipwise.errors import RecipeError, nearest
-from skipwise.recipes.names import expanded
-from skipwise.recipes.private import is_secret, refusal
+from skipwise.recipes.names import expanded, is_secret, refusal
 from skipwise.recipes.schema import METHODS, RATES, Recipe, merged
 from skipwise.results.files import write_text
 
@@ -94,13 +93,13 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     for word in assignments:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise RecipeError(f"--set {_short(word)} must be KEY=VALUE, for example training.learning_rate=1e-5")
+            raise RecipeError(f"--set {word!r:.{_SHOWN}} must be KEY=VALUE, for example training.learning_rate=1e-5")
         if is_secret(key):  # no message may show the value
             raise RecipeError(refusal(f"--set {key}"))
         try:
             changes[key.strip()] = read_text(text)
         except ValueError as error:
-            raise RecipeError(f"--set {key}: {_short(text)} is not a YAML value ({error}); correct it") from None
+            raise RecipeError(f"--set {key}: {text!r:.{_SHOWN}} is not a YAML value ({error}); correct it") from None
     return changes
 
 
@@ -151,12 +150,6 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged(base, changes)
 
 
-def _short(value: Any) -> str:
-    """Return a value for a message: its beginning, if it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}... ({len(text):,} characters)"
-
-
 def _explain(error: ValidationError) -> str:
     """Return one line per key: its value and the rule, or the nearest valid key."""
     lines: dict[str, str] = {}
@@ -164,19 +157,14 @@ def _explain(error: ValidationError) -> str:
         place, rule = problem["loc"], problem["msg"].removeprefix("Value error, ")
         key = ".".join(map(str, place)) or "recipe"
         if problem["type"] == "extra_forbidden":
-            valid = list(_section_at(place[:-1]).model_fields)
+            section: Any = Recipe
+            for part in place[:-1]:
+                annotation = section.model_fields[part].annotation
+                section = next(iter(get_args(annotation)), annotation)  # Lora | None
+            valid = list(section.model_fields)
             lines[key] = f"unknown key {key}{nearest(str(place[-1]), valid)}; valid here: {', '.join(valid)}"
         elif not place or rule.startswith(f"{key}."):  # a check of a whole section
             lines[key] = rule
         else:
-            lines[key] = f"{key} = {_short(problem['input'])}: {rule}"
+            lines[key] = f"{key} = {problem['input']!r:.{_SHOWN}}: {rule}"
     return "\n".join(lines.values())
-
-
-def _section_at(place: tuple[int | str, ...]) -> type[BaseModel]:
-    section: type[BaseModel] = Recipe
-    for part in place:
-        annotation = section.model_fields[str(part)].annotation
-        kinds = get_args(annotation) or (annotation,)  # Lora | None
-        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return section

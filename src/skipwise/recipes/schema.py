@@ -10,8 +10,7 @@ from skipwise.errors import one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW, parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.names import expanded
-from skipwise.recipes.private import refuse_secrets
+from skipwise.recipes.names import expanded, refuse_secrets
 
 FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
 RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
@@ -249,6 +248,11 @@ class Recipe(Section):
         """The training steps after which the model is measured, with the last one if the best is kept."""
         steps = self.evaluation.eval_steps or []
         return sorted({*steps, self.training.max_steps}) if self.evaluation.save_best else steps
+
+    @property
+    def compared_steps(self) -> list[int]:
+        """The steps among which the best is kept; each has a checkpoint."""
+        return self.measured_steps if self.evaluation.save_best else []
 
     @property
     def arm(self) -> str:

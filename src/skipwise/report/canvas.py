@@ -131,12 +131,6 @@ def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
     axes.set_xlabel(title)
 
 
-def percent_axis(axis: "Axis", title: str) -> None:
-    """Set ticks from 0 to 100."""
-    axis.set_ticks(range(0, 101, 25))
-    axis.set_label_text(title)
-
-
 def count_axis(axis: "Axis") -> None:
     """Set ticks with SI prefixes, e.g. 20k."""
     from matplotlib.ticker import EngFormatter

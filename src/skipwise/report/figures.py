@@ -120,7 +120,8 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
         axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylim(0, 114)
-        canvas.percent_axis(axes.yaxis, _FOUND)
+        axes.set_yticks(range(0, 101, 25))
+        axes.set_ylabel(_FOUND)
 
     caption = "Five digits are hidden in the prompt, and all must be right. Thin lines are 95% intervals."
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
@@ -342,10 +343,7 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
-    caption = (
-        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts are not "
-        "counted."
-    )
+    caption = f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}."
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     table = [
         [label, r.train_length, r.target_length, *point]
@@ -402,7 +400,7 @@ def curve_plot(
         axes.set_ylabel(axis[1])
         if percent:
             axes.set_ylim(-4, 104)
-            canvas.percent_axis(axes.yaxis, axis[1])
+            axes.set_yticks(range(0, 101, 25))
         elif min(values) > 0 and max(values) / min(values) > 3 and all(value > 0 for value, *_ in levels):
             canvas.log_axis(axes, min(values), max(values))
             axes.set_ylabel(f"{axis[1]} (log scale)")

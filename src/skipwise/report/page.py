@@ -101,7 +101,7 @@ def summary_markdown(data: ReportData) -> str:
 
 def _joined(tables: Sequence[Table], separator: str) -> Table:
     """Join tables side by side, with their groups in the heads."""
-    head, strong = [f"{separator.strip(' ')}arm"], {label for table in tables for label in table.strong}
+    head, strong = [f"{separator.strip(' ')}model"], {label for table in tables for label in table.strong}
     cells: dict[str, dict[int, str]] = {}
     for table in tables:
         for number, column in enumerate(table.head[1:], 1):

@@ -106,22 +106,23 @@ def _is_current(info: Mapping[str, Any], record: Record) -> bool:
     documents. All records of an evaluation are current.
     """
     settings = info.get("evaluation", {})
-    if "models" in settings:
+    if not settings or "models" in settings:
         return True
     match record:
         case ReadingRecord(data=data) if data == OTHER_TEXT:
-            return bool(settings.get("other", True))
-        case TrialRecord() | RulerRecord() if {"prompt_lengths", "trials"} <= settings.keys():
-            task = record.task in settings.get("tasks", [record.task])
-            return task and record.length in settings["prompt_lengths"] and record.trial < settings["trials"]
-        case ReadingRecord(mode="sliding", step=None) if isinstance(settings.get("documents"), dict):
-            own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
-            window = "windows" not in settings or record.window in [*settings["windows"], *own]
-            stride = record.stride == settings.get("strides", {}).get(str(record.window), record.stride)
-            documents = settings["documents"].get(record.data, [])
-            tokens = dict(zip(documents, settings.get("tokens", {}).get(record.data, []), strict=False))
-            document = record.document in documents
-            return window and stride and document and record.edges[-1] == tokens.get(record.document, record.edges[-1])
+            return bool(settings["other"])
+        case TrialRecord() | RulerRecord():
+            shorter = record.length in settings["prompt_lengths"] and record.trial < settings["trials"]
+            return shorter and record.task in settings["tasks"]
+        case ReadingRecord(mode="sliding", step=None):
+            own = [info["model"]["original_length"]] if record.arm == "original" else []
+            documents, tokens = (settings[key].get(record.data, []) for key in ("documents", "tokens"))
+            read = record.document, record.edges[-1]
+            return (
+                record.window in [*settings["windows"], *own]
+                and record.stride == settings["strides"][str(record.window)]
+                and read in zip(documents, tokens, strict=True)
+            )
         case _:
             return True
 

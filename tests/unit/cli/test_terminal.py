@@ -16,8 +16,7 @@ from typer.main import get_command
 
 from skipwise.cli import app
 from skipwise.cli.extension import _recipe
-from skipwise.cli.options import read_lengths
-from skipwise.cli.terminal import explained, new_console, prepare_process
+from skipwise.cli.terminal import explained, new_console, prepare_process, read_lengths
 from skipwise.errors import ModelError, RecipeError
 from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run

@@ -138,7 +138,7 @@ def test_a_merge_key_may_be_overridden() -> None:
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "yarn?"]),
         ({"positions.scheme": "posse"}, ["positions.scheme = 'posse'", "pose?"]),
         ({"taget": 1, "training.max_steps": 0}, ["\nunknown key taget", "training.max_steps = 0:"]),
-        ({"seed": "9" * 5000}, ["seed = '99", "5,002"]),
+        ({"seed": "9" * 5000}, ["seed = '99"]),
     ],
 )
 def test_a_message_has_key_value_and_nearest_name(changes: dict[str, Any], parts: list[str]) -> None:

@@ -109,7 +109,12 @@ def test_a_repeated_measurement_replaces_the_older_one() -> None:
 
 def test_settings_of_a_resumed_run_select_its_records(tmp_path) -> None:
     settings = {"documents": {"held out": ["d0", "d2"]}, "windows": [512], "prompt_lengths": [512], "trials": 4}
-    settings |= {"tasks": ["passkey"], "tokens": {"held out": [2048, 2048]}, "other": False}
+    settings |= {
+        "tasks": ["passkey"],
+        "tokens": {"held out": [2048, 2048]},
+        "other": False,
+        "strides": {"256": 128, "512": 128},
+    }
     records = [*readings("original", 256, 9), *readings("original", 512, 9), *readings("original", 1024, 9)]
     records += [*trials("original", 512, 1, 3, "keys"), *trials("original", 256, 5), *trials("original", 512, 5)]
     records += [replace(r, data="another") for r in readings("original", 512, 9)] + other_text()
@@ -257,7 +262,7 @@ def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:
 
 def test_the_markdown_table_is_whole_and_inert() -> None:
     lines = summary_markdown(ReportData([run(*ORIGINAL, *readings("a|<b>", 256, 1234))])).splitlines()
-    assert lines[0].startswith("| arm | perplexity 256 | perplexity 512 |")
+    assert lines[0].startswith("| model | perplexity 256 | perplexity 512 |")
     assert lines[2] == "| original | 15.7 | 79.0 | 109 | 134 | 100% | 0% | 0% | 0% |"
     assert lines[3].startswith("| a\\|&lt;b&gt; | 1.2e3 | – |")
     assert summary_markdown(ReportData([run()])) == ""
