@@ -35,8 +35,17 @@ from skipwise.evaluation.plan import (
     plan_readings,
     plan_subjects,
 )
-from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, specification_of
-from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segments, other_text, read_texts
+from skipwise.evaluation.specification import (
+    RULER,
+    EvaluatedModel,
+    EvaluationText,
+    Specification,
+    longest_segment,
+    most_segments,
+    other_text,
+    read_texts,
+    specification_of,
+)
 from skipwise.model.config import Origin, load_config, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import Extension, extension_of
@@ -74,7 +83,8 @@ def evaluate(
         RunError: ``out`` has another evaluation, or a text changed.
         DataError: there is nothing to measure.
     """
-    settings = specification.facts | {"models": [model.as_dict() for model in models]}
+    fields = [{key: value for key, value in vars(model).items() if key != "extension"} for model in models]
+    settings = specification.facts | {"models": fields}
     folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
     plan = plan_models(models, specification, console)
     if not benchmarks and not plan.only(shard).requests:

@@ -21,7 +21,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.evaluate import measuring_seconds
 from skipwise.evaluation.plan import Workload
-from skipwise.evaluation.texts import fair_documents, longest_first
+from skipwise.evaluation.specification import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of

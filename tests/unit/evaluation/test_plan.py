@@ -19,6 +19,8 @@ from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Subject, Workload, missing, plan_model, plan_prompts, plan_readings, plan_subjects
 from skipwise.evaluation.specification import (
     EvaluatedModel,
+    EvaluationText,
+    Segment,
     Specification,
     assumed_length,
     doubled_windows,
@@ -26,7 +28,6 @@ from skipwise.evaluation.specification import (
     read_tasks,
     specify,
 )
-from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.model.config import Origin, load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
