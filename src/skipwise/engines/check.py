@@ -75,11 +75,7 @@ class Engine:
     version: str
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """Read a model in a separate process, because engines abort and leave threads.
-
-        Raises:
-            EngineError: the engine cannot read the model.
-        """
+        """Read a model in a separate process, because engines abort and leave threads."""
         with TemporaryDirectory() as folder:
             file, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             file.write_text(json.dumps(asdict(request)))
@@ -106,12 +102,7 @@ def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
 
 
 def find_engines(names: Sequence[str] = (), pythons: Sequence[str] = ()) -> list[Engine]:
-    """Find engines [all] in this environment and those of ``pythons``.
-
-    Raises:
-        EngineError: a named engine is not installed, or a Python does not run.
-        RecipeError: a name is unknown.
-    """
+    """Find engines [all] in this environment and those of ``pythons``."""
     engines = []
     for python in (sys.executable, *pythons):
         versions = _versions(python)
@@ -140,11 +131,7 @@ def _versions(python: str) -> dict[str, str]:
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of a model, downloaded from the hub where needed.
-
-    Raises:
-        ModelError: there is none, its config would run code, or it is an adapter.
-    """
+    """Return the folder of a model, downloaded from the hub where needed."""
     folder = resolve(name)
     require_unchanged(Path(folder))
     load_config(folder)

@@ -182,11 +182,7 @@ def answer(
 def explained_answers(
     model: Any, batch: Batch, on_progress: Callable[[int], None] | None = None
 ) -> Iterator[ReadingRecord | Request]:
-    """Answer a batch; explain too little memory.
-
-    Raises:
-        EvaluationError: with the length and the setting.
-    """
+    """Answer a batch; explain too little memory."""
     label, length = batch.requests[0].arm, batch.workload.length
     try:
         yield from batch.answers(model, on_progress)
@@ -208,17 +204,14 @@ class RunEvaluation:
 
     @property
     def specification(self) -> Specification:
-        """The recipe's section ``evaluation``, resolved."""
         return self.plan.specification
 
     @property
     def texts(self) -> list[EvaluationText]:
-        """The texts that every arm reads."""
         return self.plan.subjects[0].texts
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the texts."""
         return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
 
     @property
@@ -287,9 +280,6 @@ def plan_evaluation(
 
     ``store`` holds the training text; the documents of ``origin`` are trained on and not read. The original model also reads
     in its own window; the untrained one reads no text of other kinds.
-
-    Raises:
-        DataError, RecipeError: a setting cannot be measured.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
@@ -385,11 +375,7 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
-    """Require this machine's memory to hold every window and prompt of a run, before training.
-
-    Raises:
-        EvaluationError: a length is certain not to fit.
-    """
+    """Require this machine's memory to hold every window and prompt of a run, before training."""
     config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
     parts, weights = [batch.workload for batch in evaluation.batches], itemsize * meta_model(config).num_parameters()
     if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):

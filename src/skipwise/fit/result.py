@@ -162,11 +162,7 @@ class Fit:
         write_json(folder / FILE, {**_FITS.dump_python(self, mode="json", exclude_none=True), **best})
 
     def resumed(self, folder: Path) -> "Fit":
-        """Return the interrupted search of the same request.
-
-        Raises:
-            RunError: ``fit.json`` is damaged, or of another request.
-        """
+        """Return the interrupted search of the same request."""
         before = read_fit(folder / FILE)
         for key in _REQUEST:
             if (was := getattr(before, key)) != (now := getattr(self, key)):
@@ -183,11 +179,7 @@ _FITS = TypeAdapter(Fit)
 
 
 def read_fit(path: Path) -> Fit:
-    """Read ``fit.json``.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Read ``fit.json``."""
     try:
         return _FITS.validate_python(read_json(path))
     except ValueError as error:

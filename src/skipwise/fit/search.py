@@ -237,9 +237,6 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
     ``fitted`` searches for a tenth of the training's time, and keeps the fit in the user's cache. ``auto`` does so from 8 times
     the window on, and takes YaRN below and where no fit can be made. A path is that of a ``fit.json``. A run that is resumed
     keeps its fit.
-
-    Raises:
-        RunError: the fit is of another model or target, damaged, or not finished.
     """
     if not recipe.is_fitted:
         return recipe, None

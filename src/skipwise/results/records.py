@@ -221,11 +221,7 @@ def append_record(path: Path, *records: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record in order; a missing file and a torn line have none.
-
-    Raises:
-        RunError: a line is not a record.
-    """
+    """Read every record in order; a missing file and a torn line have none."""
     records = list[Record]()
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], 1):
         try:
