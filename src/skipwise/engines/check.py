@@ -62,7 +62,6 @@ class Request:
     top: int = 100  # likeliest tokens in the answer
 
     def of(self, model: str | Path) -> "Request":
-        """Return the same request for another model."""
         return replace(self, model=str(model))
 
 
@@ -122,7 +121,6 @@ def engine_here(name: str) -> Engine:
 
 
 def _versions(python: str) -> dict[str, str]:
-    """Return the versions of all packages of an environment."""
     try:
         ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
         return dict(json.loads(ended.stdout))

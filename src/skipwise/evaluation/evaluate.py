@@ -96,7 +96,7 @@ def evaluate(
     if server:
         server.require_window(max(specification.prompt_lengths, default=0))
         console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
-    facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": plan.requests}
+    facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": len(plan.requests)}
     folder.begin(**facts)
     folder.require_same(plan.fingerprints)
     folder.record(**facts)
@@ -123,7 +123,8 @@ def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
 
 def _take_over(earlier: Iterable[Path], results: Results, plan: Plan, console: Console) -> None:
     """Append the records of other folders that this evaluation needs and lacks."""
-    wanted, models = plan.keys, {(subject.model.label, subject.model.digest) for subject in plan.subjects}
+    wanted = {request.key for request in plan.requests}
+    models = {(subject.model.label, subject.model.digest) for subject in plan.subjects}
     for path in earlier:
         if not (other := RunFolder(path).results).is_file():
             raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
@@ -146,8 +147,8 @@ def measure(
     benchmarks: "Benchmarks | None" = None,
 ) -> None:
     """Measure what ``results`` lacks, model by model; a model with nothing left is not loaded."""
-    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
-        model, left = subject.model, missing(batches, results.keys, shard)
+    for subject in plan.subjects:
+        model, left = subject.model, missing(subject.batches, results.keys, shard)
         if server and not model.control:
             if prompts := [batch for batch in left if isinstance(batch, Prompts)]:
                 answer(server, prompts, console, results.append)
@@ -241,8 +242,8 @@ class RunEvaluation:
     @property
     def batches(self) -> list[Batch]:
         """All requests, those during training included, without the fingerprints of the weights."""
-        steps = map(self.step_batches, self.recipe.measured_steps)
-        return [*chain.from_iterable(steps), *chain.from_iterable(self.plan.batches)]
+        steps = chain.from_iterable(map(self.step_batches, self.recipe.measured_steps))
+        return [*steps, *chain.from_iterable(subject.batches for subject in self.plan.subjects)]
 
     def step_batches(self, step: int) -> list[Readings]:
         """Plan a training step: the first text's longest window, and far segments."""
@@ -306,11 +307,8 @@ def plan_evaluation(
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
-    rule, arms, steps = (
-        specification_of(recipe, original, target, "float32"),
-        recipe.evaluation.models,
-        recipe.measured_steps,
-    )
+    rule = specification_of(recipe, original, target, "float32")
+    arms, steps = recipe.evaluation.models, recipe.measured_steps
     document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(rule.texts)
     readings = Counter({length: len(arms) * texts * rule.documents for length in rule.windows})
     if "original" in arms and original <= rule.windows[-1] and original not in readings:
@@ -347,9 +345,9 @@ def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: 
 def time_here(plan: Plan) -> str:
     """Return how long a plan takes on this machine, without benchmarks, as a phrase."""
     seconds = defaultdict[str, float](float)
-    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
+    for subject in plan.subjects:
         config = load_config(subject.model.name)
-        for part, each in seconds_here(batches, config, plan.specification.precision).items():
+        for part, each in seconds_here(subject.batches, config, plan.specification.precision).items():
             seconds[part] += each
     return time_of(seconds)
 

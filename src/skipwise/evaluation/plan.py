@@ -6,7 +6,7 @@ prompts of one task and length.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, groupby
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,6 +135,7 @@ class Subject:
     texts: list[EvaluationText]
     windows: set[int] = field(default_factory=set)  # beyond the texts' own; a base reads in these alone
     other: list[EvaluationText] = field(default_factory=list)  # of other kinds
+    batches: list[Batch] = field(default_factory=list)  # that are planned
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,10 @@ class Plan:
 
     specification: Specification
     subjects: list[Subject]
-    batches: list[list[Batch]]  # of each subject
 
     @property
-    def keys(self) -> set[str]:
-        return {request.key for batch in chain.from_iterable(self.batches) for request in batch.requests}
-
-    @property
-    def requests(self) -> int:  # number of records
-        return sum(len(batch.requests) for batch in chain.from_iterable(self.batches))
+    def requests(self) -> list[Request | ReadingRecord]:
+        return [request for subject in self.subjects for batch in subject.batches for request in batch.requests]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -166,7 +162,8 @@ class Plan:
 
     def only(self, shard: tuple[int, int]) -> "Plan":
         """Return part i of n of each model's requests."""
-        return replace(self, batches=[missing(batches, (), shard) for batches in self.batches])
+        parts = [replace(subject, batches=missing(subject.batches, (), shard)) for subject in self.subjects]
+        return replace(self, subjects=parts)
 
 
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
@@ -186,18 +183,18 @@ def plan_subjects(
 
     Where prompts are ``required``, one length at least must be long enough.
     """
-    batches, short = [], dict[str, None]()
+    planned, short = [], dict[str, None]()
     for subject in subjects:
-        planned, text = plan_model(specification, subject)
-        batches.append(planned)
+        batches, text = plan_model(specification, subject)
+        planned.append(replace(subject, batches=batches))
         short[text] = None
-        if text and required and not any(isinstance(batch, Prompts) for batch in planned):
+        if text and required and not any(isinstance(batch, Prompts) for batch in batches):
             raise TooShortError(f"{text}; give longer evaluation.prompt_lengths, or other tasks")
     targets = {subject.model.target for subject in subjects if not subject.model.control}
     warnings = [f"{text}; left out" for text in short if text]
     for warning in [*warnings, *specification.warnings(targets, subjects[0].texts)]:
         console.print(warning, style="yellow", soft_wrap=True)
-    return Plan(specification, subjects, batches)
+    return Plan(specification, planned)
 
 
 def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:

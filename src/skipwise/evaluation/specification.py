@@ -137,7 +137,6 @@ def _labels(names: list[str]) -> list[str]:
 
 
 def _lengths(name: str, base: str, original: int | None, length: int | None) -> tuple[int, int]:
-    """Return a model's original and target length."""
     promised, origin = promised_length(name), read_origin(name)
     target = promised_length(name, original) or length
     if target is None:

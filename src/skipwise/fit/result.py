@@ -50,7 +50,6 @@ class Candidate:
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
-        """The config's ``rope_parameters``."""
         chosen = self.extension
         return rope_parameters(chosen.interpolation, chosen.rope, chosen.factor, chosen.settings)
 
@@ -90,7 +89,6 @@ class Fit:
 
     @property
     def published(self) -> Candidate:
-        """YaRN as published."""
         return next(candidate for candidate in self.candidates if candidate.role == PUBLISHED)
 
     @property
@@ -144,16 +142,12 @@ class Fit:
         far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
         for candidate in self.shown():
-            excess, answers = (
-                self.excess(candidate),
-                [loss for skip, loss in (candidate.score.answers or {}).items() if skip],
-            )
-            places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
-            cells = [
-                "-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(candidate.score.skipped.values()))
-            ]
+            excess = self.excess(candidate)
+            answers = [loss for skip, loss in (candidate.score.answers or {}).items() if skip]
+            places = [f"{self._mean(excess, a, b):+.2f}" if excess else "-" for a, b in pairwise([0, *far])]
+            skips = f"{max(candidate.score.skipped.values()):+.2f}"
             star = " *" if candidate is self.best else ""
-            rows.append([candidate.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
+            rows.append([candidate.role + star, *places, skips, f"{np.mean(answers):.2f}" if answers else "-"])
         return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
 
     def write(self, folder: Path) -> None:

@@ -78,8 +78,7 @@ class ReadingRecord(Measured):
     seconds: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        """Number of targets."""
+    def tokens(self) -> int:  # targets
         return self.edges[-1] - self.edges[0]
 
 
@@ -242,7 +241,6 @@ class Results:
         self.keys = {record.key for record in self.records if isinstance(record, Measured)}
 
     def append(self, *records: Record) -> None:
-        """Append records on the disk and here."""
         if records:
             append_record(self.path, *records)
         self.records += records

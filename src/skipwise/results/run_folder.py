@@ -82,7 +82,6 @@ class RunFolder:
         write_json(self.facts, self.read() | facts)
 
     def read(self) -> dict[str, Any]:
-        """Return the recorded facts."""
         try:
             return read_json(self.facts) if self.facts.exists() else {}
         except (ValueError, TypeError) as error:
