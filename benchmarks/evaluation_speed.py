@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from skipwise.data.prompts import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
-from skipwise.evaluation.retrieval import is_hit, retrieve
+from skipwise.evaluation.retrieval import answers, is_hit, question_of
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import resolve
 from skipwise.model.forward import autocast, choose_precision
@@ -113,7 +113,7 @@ def against_generate(name: str, lengths: list[int], precision: str) -> None:
         del stock
         model = load_model(name).eval()
         began = time.perf_counter()
-        [ours] = retrieve(model, tokenizer, [prompt], precision=precision)
+        [ours] = answers(model, tokenizer, [question_of(prompt, tokenizer)], precision=precision)
         fast = time.perf_counter() - began
         if theirs != ours.text:
             sys.exit(f"the answers differ: {theirs!r} and {ours.text!r}")
@@ -180,8 +180,9 @@ def main() -> None:
     prompts = [passkey_prompt(tokenizer, 4096, np.random.default_rng([0, 4096, i])) for i in range(chosen.trials)]
 
     def asked() -> list[str]:
-        answers = sorted(retrieve(model, tokenizer, prompts, precision=precision), key=lambda a: a.number)
-        return [a.text for a in answers]
+        questions = [question_of(prompt, tokenizer) for prompt in prompts]
+        ours = sorted(answers(model, tokenizer, questions, precision=precision), key=lambda a: a.number)
+        return [a.text for a in ours]
 
     def generated() -> list[str]:
         most = [len(answer_ids(tokenizer, p.answer)) + 1 for p in prompts]

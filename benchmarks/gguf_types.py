@@ -22,7 +22,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.engines.check import COMPARED, Request, engine_here, model_folder
 from skipwise.engines.export import TYPES, write_gguf
 from skipwise.engines.read import READERS
-from skipwise.evaluation.texts import fair_documents, longest_documents
+from skipwise.evaluation.specification import fair_documents, longest_documents
 from skipwise.model.config import load_config, read_origin
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data

@@ -9,8 +9,7 @@ from rich.console import Console
 from reproduction.bases import make_base
 from reproduction.runs import ArmRun
 from skipwise.evaluation.evaluate import RunEvaluation, measure
-from skipwise.evaluation.specification import Specification, specification_of
-from skipwise.evaluation.texts import EvaluationText
+from skipwise.evaluation.specification import EvaluationText, Specification, specification_of
 from skipwise.extend import extend, plan_run_evaluation
 from skipwise.results.records import ReadingRecord, Record, Results, TrialRecord, read_records
 from skipwise.results.run_folder import TRAINING_TEXT, RunFolder

@@ -123,13 +123,13 @@ def fit(
     from skipwise.fit.result import FILE, write_fit_page
     from skipwise.fit.search import fit as search
     from skipwise.fit.search import write_model
-    from skipwise.report.page import Table, rich_table
+    from skipwise.report.page import rich_table
 
     text = read_settings(data, set_, "data.held_out").data
     found, folder = search(
         model, target=read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
     )
-    console.print(rich_table(Table("nats per token above the base", "", *found.table())))
+    console.print(rich_table(found.table))
     console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
     console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
     console.print(found.verdict, style="bold", soft_wrap=True)

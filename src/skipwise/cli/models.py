@@ -129,7 +129,7 @@ def evaluate(
         exams = Benchmarks(benchmarks or "paper", data_dir, include_path, limit, longest)
     if dry_run:
         plan = plan_models(found, specification, console).only(part)
-        console.print(f"records: {plan.requests:,}; {time_here(plan)}", soft_wrap=True)
+        console.print(f"records: {len(plan.requests):,}; {time_here(plan)}", soft_wrap=True)
         return
     if only and out is None:
         out = Path("evaluations") / f"{found[0].label.replace('/', '-')}-{only}"

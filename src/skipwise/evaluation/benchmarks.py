@@ -40,23 +40,16 @@ class HarnessModel(HFLM):
 
     task = ""  # for messages
 
-    def __init__(self, model: Any, tokenizer: Any, *, max_length: int, batch_size: str, precision: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, max_length: int, precision: str) -> None:
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,
             max_length=max_length,
-            batch_size=batch_size,
+            batch_size="auto" if default_device().type == "cuda" else "1",
             mixed_precision_dtype=AUTOCAST[precision],
             softmax_dtype="float32",
         )
         model.get_output_embeddings().register_forward_hook(self._require_numbers)
-
-    @classmethod
-    def load(cls, model: EvaluatedModel, max_length: int, precision: str) -> "HarnessModel":
-        """Load a model; on a GPU the harness chooses the batch size."""
-        size = "auto" if default_device().type == "cuda" else "1"
-        loaded = model.load(precision)
-        return cls(loaded, load_tokenizer(model.name), max_length=max_length, batch_size=size, precision=precision)
 
     def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> Any:
         self._require_room(len(context) + len(answer) - 1 for _, context, answer in requests)  # the last is not read
@@ -145,7 +138,9 @@ class Benchmarks:
             made = {r.metric: r.metrics for r in known if (r.task, r.fewshot) == (task, fewshot)}
             if made and len(made) >= max(made.values()):
                 continue
-            wrapped = wrapped or HarnessModel.load(model, target, precision)
+            wrapped = wrapped or HarnessModel(
+                model.load(precision), load_tokenizer(model.name), max_length=target, precision=precision
+            )
             console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
             wrapped.task, began = task, time.perf_counter()
             # lm-eval takes changed settings from members of a group only.

@@ -35,8 +35,17 @@ from skipwise.evaluation.plan import (
     plan_readings,
     plan_subjects,
 )
-from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, specification_of
-from skipwise.evaluation.texts import EvaluationText, longest_segment, most_segments, other_text, read_texts
+from skipwise.evaluation.specification import (
+    RULER,
+    EvaluatedModel,
+    EvaluationText,
+    Specification,
+    longest_segment,
+    most_segments,
+    other_text,
+    read_texts,
+    specification_of,
+)
 from skipwise.model.config import Origin, load_config, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import Extension, extension_of
@@ -74,7 +83,8 @@ def evaluate(
         RunError: ``out`` has another evaluation, or a text changed.
         DataError: there is nothing to measure.
     """
-    settings = specification.facts | {"models": [model.as_dict() for model in models]}
+    fields = [{key: value for key, value in vars(model).items() if key != "extension"} for model in models]
+    settings = specification.facts | {"models": fields}
     folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
     plan = plan_models(models, specification, console)
     if not benchmarks and not plan.only(shard).requests:
@@ -86,7 +96,7 @@ def evaluate(
     if server:
         server.require_window(max(specification.prompt_lengths, default=0))
         console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
-    facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": plan.requests}
+    facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": len(plan.requests)}
     folder.begin(**facts)
     folder.require_same(plan.fingerprints)
     folder.record(**facts)
@@ -113,7 +123,8 @@ def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
 
 def _take_over(earlier: Iterable[Path], results: Results, plan: Plan, console: Console) -> None:
     """Append the records of other folders that this evaluation needs and lacks."""
-    wanted, models = plan.keys, {(subject.model.label, subject.model.digest) for subject in plan.subjects}
+    wanted = {request.key for request in plan.requests}
+    models = {(subject.model.label, subject.model.digest) for subject in plan.subjects}
     for path in earlier:
         if not (other := RunFolder(path).results).is_file():
             raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
@@ -136,8 +147,8 @@ def measure(
     benchmarks: "Benchmarks | None" = None,
 ) -> None:
     """Measure what ``results`` lacks, model by model; a model with nothing left is not loaded."""
-    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
-        model, left = subject.model, missing(batches, results.keys, shard)
+    for subject in plan.subjects:
+        model, left = subject.model, missing(subject.batches, results.keys, shard)
         if server and not model.control:
             if prompts := [batch for batch in left if isinstance(batch, Prompts)]:
                 answer(server, prompts, console, results.append)
@@ -172,11 +183,7 @@ def answer(
 def explained_answers(
     model: Any, batch: Batch, on_progress: Callable[[int], None] | None = None
 ) -> Iterator[ReadingRecord | Request]:
-    """Answer a batch; explain too little memory.
-
-    Raises:
-        EvaluationError: with the length and the setting.
-    """
+    """Answer a batch; explain too little memory."""
     label, length = batch.requests[0].arm, batch.workload.length
     try:
         yield from batch.answers(model, on_progress)
@@ -198,17 +205,14 @@ class RunEvaluation:
 
     @property
     def specification(self) -> Specification:
-        """The recipe's section ``evaluation``, resolved."""
         return self.plan.specification
 
     @property
     def texts(self) -> list[EvaluationText]:
-        """The texts that every arm reads."""
         return self.plan.subjects[0].texts
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the texts."""
         return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
 
     @property
@@ -238,8 +242,8 @@ class RunEvaluation:
     @property
     def batches(self) -> list[Batch]:
         """All requests, those during training included, without the fingerprints of the weights."""
-        steps = map(self.step_batches, self.recipe.measured_steps)
-        return [*chain.from_iterable(steps), *chain.from_iterable(self.plan.batches)]
+        steps = chain.from_iterable(map(self.step_batches, self.recipe.measured_steps))
+        return [*steps, *chain.from_iterable(subject.batches for subject in self.plan.subjects)]
 
     def step_batches(self, step: int) -> list[Readings]:
         """Plan a training step: the first text's longest window, and far segments."""
@@ -277,9 +281,6 @@ def plan_evaluation(
 
     ``store`` holds the training text; the documents of ``origin`` are trained on and not read. The original model also reads
     in its own window; the untrained one reads no text of other kinds.
-
-    Raises:
-        DataError, RecipeError: a setting cannot be measured.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
@@ -306,11 +307,8 @@ def plan_evaluation(
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
-    rule, arms, steps = (
-        specification_of(recipe, original, target, "float32"),
-        recipe.evaluation.models,
-        recipe.measured_steps,
-    )
+    rule = specification_of(recipe, original, target, "float32")
+    arms, steps = recipe.evaluation.models, recipe.measured_steps
     document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(rule.texts)
     readings = Counter({length: len(arms) * texts * rule.documents for length in rule.windows})
     if "original" in arms and original <= rule.windows[-1] and original not in readings:
@@ -347,9 +345,9 @@ def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: 
 def time_here(plan: Plan) -> str:
     """Return how long a plan takes on this machine, without benchmarks, as a phrase."""
     seconds = defaultdict[str, float](float)
-    for subject, batches in zip(plan.subjects, plan.batches, strict=True):
+    for subject in plan.subjects:
         config = load_config(subject.model.name)
-        for part, each in seconds_here(batches, config, plan.specification.precision).items():
+        for part, each in seconds_here(subject.batches, config, plan.specification.precision).items():
             seconds[part] += each
     return time_of(seconds)
 
@@ -375,11 +373,7 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
-    """Require this machine's memory to hold every window and prompt of a run, before training.
-
-    Raises:
-        EvaluationError: a length is certain not to fit.
-    """
+    """Require this machine's memory to hold every window and prompt of a run, before training."""
     config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
     parts, weights = [batch.workload for batch in evaluation.batches], itemsize * meta_model(config).num_parameters()
     if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):

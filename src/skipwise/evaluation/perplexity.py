@@ -48,7 +48,6 @@ class Window:
 
     @property
     def width(self) -> int:
-        """How many tokens are fed."""
         return self.end - self.begin
 
     @property
@@ -177,10 +176,6 @@ def sliding_scores(
     A document's scores are yielded once it is read. Short documents, and windows of one shape, share a forward pass.
     Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, its sums float64.
     ``on_progress`` gets the tokens of each batch; their sum is ``fed_tokens``.
-
-    Raises:
-        DataError: a token is not in the model's vocabulary.
-        EvaluationError: a loss is NaN.
     """
     require_vocabulary(model, documents)
     most = _PER_BATCH.get(model.device.type, _ON_A_GPU)

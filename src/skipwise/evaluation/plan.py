@@ -6,8 +6,8 @@ prompts of one task and length.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, groupby
-from typing import TYPE_CHECKING, TypeVar
+from itertools import cycle, groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.errors import DataError, TooShortError
 from skipwise.evaluation.perplexity import fed_tokens, position_buckets, sliding_scores
 from skipwise.evaluation.retrieval import answers, ask, draw_prompt
-from skipwise.evaluation.specification import RULER, EvaluatedModel, Specification, assumed_length, is_ruler
-from skipwise.evaluation.texts import EvaluationText, Segment, longest_segment, other_text, read_texts
+from skipwise.evaluation.specification import (
+    RULER,
+    EvaluatedModel,
+    EvaluationText,
+    Segment,
+    Specification,
+    assumed_length,
+    is_ruler,
+    longest_segment,
+    other_text,
+    read_texts,
+)
 from skipwise.model.config import read_origin
 from skipwise.model.loading import load_tokenizer
 from skipwise.results.files import short_digest
@@ -34,7 +44,6 @@ QUIET = Console(quiet=True)
 
 OnProgress = Callable[[int], None]
 Request = TrialRecord | RulerRecord
-Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -59,17 +68,14 @@ class Readings:
 
     @property
     def workload(self) -> Workload:
-        """The tokens that are fed to the model."""
         window = self.requests[0].window
         return Workload("windows", window, fed_tokens(self.documents, window, self.requests[0].stride))
 
     def only(self, keys: Collection[str]) -> "Readings":
-        """Return the requests with these keys."""
         kept = [i for i, request in enumerate(self.requests) if request.key in keys]
         return replace(self, requests=[self.requests[i] for i in kept], documents=[self.documents[i] for i in kept])
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
-        """Read each document and yield its record."""
         how = self.requests[0]
         scores = sliding_scores(
             model,
@@ -94,12 +100,10 @@ class Prompts:
 
     @property
     def workload(self) -> Workload:
-        """The tokens of the prompts and their answers, at most."""
         first = self.requests[0]
         return Workload(f"{first.task} prompts", first.length, len(self.requests) * first.length, scored=False)
 
     def only(self, keys: Collection[str]) -> "Prompts":
-        """Return the requests with these keys."""
         return replace(self, requests=[request for request in self.requests if request.key in keys])
 
     def answers(self, model: "PreTrainedModel | Server", on_progress: OnProgress | None = None) -> Iterator[Request]:
@@ -131,6 +135,7 @@ class Subject:
     texts: list[EvaluationText]
     windows: set[int] = field(default_factory=set)  # beyond the texts' own; a base reads in these alone
     other: list[EvaluationText] = field(default_factory=list)  # of other kinds
+    batches: list[Batch] = field(default_factory=list)  # that are planned
 
 
 @dataclass(frozen=True)
@@ -139,21 +144,13 @@ class Plan:
 
     specification: Specification
     subjects: list[Subject]
-    batches: list[list[Batch]]  # of each subject
 
     @property
-    def keys(self) -> set[str]:
-        """The keys of all records."""
-        return {request.key for batch in chain.from_iterable(self.batches) for request in batch.requests}
-
-    @property
-    def requests(self) -> int:
-        """Number of records."""
-        return sum(len(batch.requests) for batch in chain.from_iterable(self.batches))
+    def requests(self) -> list[Request | ReadingRecord]:
+        return [request for subject in self.subjects for batch in subject.batches for request in batch.requests]
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the texts of each model."""
         prints = {
             f"text {text.source} for {subject.model.label}": text.digest
             for subject in self.subjects
@@ -165,7 +162,8 @@ class Plan:
 
     def only(self, shard: tuple[int, int]) -> "Plan":
         """Return part i of n of each model's requests."""
-        return replace(self, batches=[missing(batches, (), shard) for batches in self.batches])
+        parts = [replace(subject, batches=missing(subject.batches, (), shard)) for subject in self.subjects]
+        return replace(self, subjects=parts)
 
 
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
@@ -183,29 +181,24 @@ def plan_subjects(
 ) -> Plan:
     """Plan what every subject reads and answers; print what that cannot show.
 
-    Raises:
-        TooShortError: prompts are ``required``, and no length is long enough.
+    Where prompts are ``required``, one length at least must be long enough.
     """
-    batches, short = [], dict[str, None]()
+    planned, short = [], dict[str, None]()
     for subject in subjects:
-        planned, text = plan_model(specification, subject)
-        batches.append(planned)
+        batches, text = plan_model(specification, subject)
+        planned.append(replace(subject, batches=batches))
         short[text] = None
-        if text and required and not any(isinstance(batch, Prompts) for batch in planned):
+        if text and required and not any(isinstance(batch, Prompts) for batch in batches):
             raise TooShortError(f"{text}; give longer evaluation.prompt_lengths, or other tasks")
     targets = {subject.model.target for subject in subjects if not subject.model.control}
     warnings = [f"{text}; left out" for text in short if text]
     for warning in [*warnings, *specification.warnings(targets, subjects[0].texts)]:
         console.print(warning, style="yellow", soft_wrap=True)
-    return Plan(specification, subjects, batches)
+    return Plan(specification, planned)
 
 
 def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
-    """Plan what is measured of every model and base of ``skipwise evaluate``.
-
-    Raises:
-        DataError: a model and its base read other tokens.
-    """
+    """Plan what is measured of every model and base of ``skipwise evaluate``."""
     for model in models:
         if model.control:
             console.print(f"base: {model.name} is measured too (--base none leaves it out)", soft_wrap=True)
@@ -323,42 +316,32 @@ def _first_request(
     length: int,
     data: RulerData | None,
 ) -> Request:
-    """Return the request for the first prompt of a task.
+    """Return the request for the first prompt of a task; require every trial to have a prompt.
+
+    One prompt with an eighth of the length to spare represents all trials, which differ by a few tokens. RULER's questions
+    have documents of any length, so each is drawn.
 
     Raises:
         TooShortError: the task has no prompt of so few tokens.
     """
-    precision = how.precision if how.server is None else f"chosen by {how.server}"  # it does not state its own
-    if not is_ruler(task):
-        _require_room(
-            lambda n, trial: draw_prompt(task, tokenizer, n, how.seed, trial, how.depths), length, how.num_prompts
-        )
-        return TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
-    assert data is not None
-    name = task.removeprefix(RULER)
-    prompt = _require_room(
-        lambda n, trial: ruler_prompt(tokenizer, name, length=n, trial=trial, seed=how.seed, data=data),
-        length,
-        how.num_prompts,
-        alike=not name.startswith("qa_"),  # the documents of questions differ in length
-    )
-    digest = short_digest(f"{model.digest} {data.fingerprint}".encode())
-    return RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, precision, digest)
+    name, tokens = task.removeprefix(RULER), min(length, _LONG_ENOUGH)
 
+    def draw(tokens: int, trial: int) -> Any:
+        if not is_ruler(task):
+            return draw_prompt(task, tokenizer, tokens, how.seed, trial, how.depths)
+        assert data is not None
+        return ruler_prompt(tokenizer, name, tokens, how.seed, trial, data)
 
-def _require_room(drawn: Callable[[int, int], Drawn], length: int, trials: int, *, alike: bool = True) -> Drawn:
-    """Return the first prompt; require every trial to have one, because training may come first.
-
-    ``drawn`` makes the prompt of a length and a trial. One prompt with an eighth of the length to spare represents all trials
-    that are ``alike``: they differ by a few tokens.
-    """
-    tokens = min(length, _LONG_ENOUGH)
-    first = drawn(tokens, 0)
+    first, alike = draw(tokens, 0), not name.startswith("qa_")
     try:
         if tokens < _LONG_ENOUGH:
-            drawn(tokens * 7 // 8, 0)
+            draw(tokens * 7 // 8, 0)
     except TooShortError:
         alike = False
-    for trial in range(1, 1 if alike else trials):
-        drawn(tokens, trial)
-    return first
+    for trial in range(1, 1 if alike else how.num_prompts):
+        draw(tokens, trial)
+    precision = how.precision if how.server is None else f"chosen by {how.server}"  # it does not state its own
+    if data is None or not is_ruler(task):
+        return TrialRecord(model.label, task, length, how.seed, 0, how.depths, precision, model.digest)
+    digest = short_digest(f"{model.digest} {data.fingerprint}".encode())
+    return RulerRecord(model.label, name, length, how.seed, 0, first.real_data, precision, digest)

@@ -9,7 +9,7 @@ Retrieval tasks (``skipwise.data.prompts``) have one answer, which must be compl
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ _AT_ONCE = 1024
 _SHARE = 16  # of the memory, at most, for answers that are decoded in a batch
 _UNKNOWN_MEMORY = 2**34  # bytes
 _FEW = 16  # tokens; shorter answers are not worth the copies
-_COPIES = 5  # of keys and values: those kept, those padded and those of the half that goes on
+_COPIES = 4  # of keys and values: those kept, those padded, and room for padding them
 
 Finished = Callable[[list[int]], bool]  # whether the ids of an answer finish it
 
@@ -51,12 +51,10 @@ class Begun:
 
     @property
     def tokens(self) -> int:
-        """Cached tokens."""
         return self.cached[0][0].shape[2]
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.cached)
 
 
@@ -162,11 +160,6 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()
     written, end = [list(each.written) for each in begun], width
     while unfinished := [i for i, each in enumerate(begun) if not each.finished(written[i])]:
-        if 2 * len(unfinished) <= len(begun):  # less often would waste passes, more often copies
-            rest = [_cut(begun[i], written[i], cache, i, end) for i in unfinished]
-            for i, whole in zip(unfinished, go_on_together(model, rest), strict=True):
-                written[i] = whole
-            break
         last = torch.tensor([ids[-1:] for ids in written], device=model.device)
         logits = model(
             input_ids=last,
@@ -186,15 +179,6 @@ def _likeliest(logits: torch.Tensor) -> list[int]:
     if logits.isnan().any():
         raise not_finite()
     return logits.argmax(-1).tolist()
-
-
-def _cut(begun: Begun, written: list[int], cache: Any, row: int, end: int) -> Begun:
-    """Return one row of a cache that is filled up to ``end``, without its padding."""
-    begin = end - (begun.tokens + len(written) - len(begun.written))
-    layers = [
-        (layer.keys[row : row + 1, :, begin:end], layer.values[row : row + 1, :, begin:end]) for layer in cache.layers
-    ]
-    return replace(begun, written=written, cached=layers)
 
 
 @dataclass(frozen=True)
@@ -219,7 +203,6 @@ class Answer:
 
     @property
     def hit(self) -> bool:
-        """Whether the score is full."""
         return self.score == 1
 
 
@@ -255,7 +238,8 @@ def retrieval_accuracy(
     at_least("seed", seed, 0)
     chosen, tokens = choose_precision(precision, model.device), parse_length(length)
     prompts = [draw_prompt(task, tokenizer, tokens, seed, trial, "random") for trial in range(trials)]
-    return sum(answer.hit for answer in retrieve(model, tokenizer, prompts, precision=chosen)) / trials
+    questions = [question_of(prompt, tokenizer) for prompt in prompts]
+    return sum(answer.hit for answer in answers(model, tokenizer, questions, precision=chosen)) / trials
 
 
 def draw_prompt(
@@ -302,13 +286,6 @@ def ask(
     return question, {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)}
 
 
-def retrieve(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, precision: str = "float32"
-) -> Iterator[Answer]:
-    """Answer each prompt with the number that it hides."""
-    yield from answers(model, tokenizer, [question_of(prompt, tokenizer) for prompt in prompts], precision=precision)
-
-
 def answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -319,10 +296,6 @@ def answers(
     """Answer each question greedily, in the order of the prompts' token ids.
 
     Long answers that differ from their draft are decoded in batches of as many as fit a 16th of the memory.
-
-    Raises:
-        DataError: a token is not in the model's vocabulary.
-        EvaluationError: a logit is NaN.
     """
     require_vocabulary(model, [question.ids for question in questions])
     room = (machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE // _COPIES  # bytes of the caches that wait

@@ -56,9 +56,6 @@ class Server:
         """Answer each question; yield answers as they arrive.
 
         Prompts are sent in the order of their token ids, so that the server's prefix cache is used.
-
-        Raises:
-            EvaluationError: the server fails.
         """
         order = sorted(range(len(questions)), key=lambda i: questions[i].ids)
         room = [question.most if self.window is None else self.window - len(question.ids) for question in questions]

@@ -19,7 +19,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.recipes.loading import to_text
 from skipwise.report.canvas import LOOKS, Plot, base_line, length_axis, mark_original, write
-from skipwise.report.page import render
+from skipwise.report.page import Table, render
 from skipwise.results.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Candidate:
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
-        """The config's ``rope_parameters``."""
         chosen = self.extension
         return rope_parameters(chosen.interpolation, chosen.rope, chosen.factor, chosen.settings)
 
@@ -90,7 +89,6 @@ class Fit:
 
     @property
     def published(self) -> Candidate:
-        """YaRN as published."""
         return next(candidate for candidate in self.candidates if candidate.role == PUBLISHED)
 
     @property
@@ -137,24 +135,22 @@ class Fit:
             for role in roles
         ]
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return head and rows of the table: excess over the base in nats per token."""
+    @property
+    def table(self) -> Table:
+        """The excess of each candidate over the base; the star is the recommendation."""
         far = [edge for edge in self.edges if edge >= self.original]
         # Every n-th edge, counted from the last.
         far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
         for candidate in self.shown():
-            excess, answers = (
-                self.excess(candidate),
-                [loss for skip, loss in (candidate.score.answers or {}).items() if skip],
-            )
-            places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
-            cells = [
-                "-" if loss is None else f"{loss:+.2f}" for loss in (*places, max(candidate.score.skipped.values()))
-            ]
-            star = " *" if candidate is self.best else ""
-            rows.append([candidate.role + star, *cells, f"{np.mean(answers):.2f}" if answers else "-"])
-        return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
+            excess = self.excess(candidate)
+            answers = [loss for skip, loss in (candidate.score.answers or {}).items() if skip]
+            places = [f"{self._mean(excess, a, b):+.2f}" if excess else "-" for a, b in pairwise([0, *far])]
+            skips = f"{max(candidate.score.skipped.values()):+.2f}"
+            label = candidate.role + (" *" if candidate is self.best else "")
+            rows.append([label, *places, skips, f"{np.mean(answers):.2f}" if answers else "-"])
+        head = ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"]
+        return Table("nats per token above the base", "fit", head, rows, {f"{self.best.role} *"})
 
     def write(self, folder: Path) -> None:
         """Write ``fit.json`` whole; a reader sees the old file or the new one."""
@@ -162,11 +158,7 @@ class Fit:
         write_json(folder / FILE, {**_FITS.dump_python(self, mode="json", exclude_none=True), **best})
 
     def resumed(self, folder: Path) -> "Fit":
-        """Return the interrupted search of the same request.
-
-        Raises:
-            RunError: ``fit.json`` is damaged, or of another request.
-        """
+        """Return the interrupted search of the same request."""
         before = read_fit(folder / FILE)
         for key in _REQUEST:
             if (was := getattr(before, key)) != (now := getattr(self, key)):
@@ -183,11 +175,7 @@ _FITS = TypeAdapter(Fit)
 
 
 def read_fit(path: Path) -> Fit:
-    """Read ``fit.json``.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Read ``fit.json``."""
     try:
         return _FITS.validate_python(read_json(path))
     except ValueError as error:
@@ -209,15 +197,12 @@ _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 def write_fit_page(fit: Fit, folder: Path) -> Path:
     """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
     figure = write(loss_plot(fit), folder / "figures")
-    head, rows = fit.table()
     page = render(
         "fit.html.j2",
         name=Path(fit.model).name,
         fit=fit,
         lengths=[format_length(fit.original), format_length(fit.target)],
-        head=head,
-        rows=rows,
-        best=next((i for i, candidate in enumerate(fit.shown()) if candidate is fit.best), None),
+        table=fit.table,
         figure=figure,
         svg=Markup(figure.svg),
         recipe=to_text(fit.best.recipe),

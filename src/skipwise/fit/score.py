@@ -38,7 +38,6 @@ class Windows:
 
     @property
     def dense(self) -> int:
-        """Tokens of the contiguous window."""
         return len(self.documents[0])
 
     def shortened(self, documents: int, dense: int) -> "Windows":

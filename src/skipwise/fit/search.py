@@ -21,7 +21,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.evaluate import measuring_seconds
 from skipwise.evaluation.plan import Workload
-from skipwise.evaluation.texts import fair_documents, longest_first
+from skipwise.evaluation.specification import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
@@ -236,9 +236,6 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
     ``fitted`` searches for a tenth of the training's time, and keeps the fit in the user's cache. ``auto`` does so from 8 times
     the window on, and takes YaRN below and where no fit can be made. A path is that of a ``fit.json``. A run that is resumed
     keeps its fit.
-
-    Raises:
-        RunError: the fit is of another model or target, damaged, or not finished.
     """
     if not recipe.is_fitted:
         return recipe, None

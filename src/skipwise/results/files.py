@@ -127,11 +127,7 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
 
 
 def acquire(lock: FileLock, path: Path) -> None:
-    """Take the lock of ``path`` without waiting.
-
-    Raises:
-        RunError: another process holds it.
-    """
+    """Take the lock of ``path`` without waiting."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -146,11 +142,7 @@ def fresh_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Write a new folder whole; it takes its name at the context's end.
-
-    Raises:
-        RunError: ``path`` exists, or another process is writing it.
-    """
+    """Write a new folder whole; it takes its name at the context's end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = path.with_name(f".{path.name}.partial"), FileLock(path.with_name(f".{path.name}.lock"))
     acquire(lock, path)

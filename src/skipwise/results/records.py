@@ -78,8 +78,7 @@ class ReadingRecord(Measured):
     seconds: float = 0.0
 
     @property
-    def tokens(self) -> int:
-        """Number of targets."""
+    def tokens(self) -> int:  # targets
         return self.edges[-1] - self.edges[0]
 
 
@@ -221,11 +220,7 @@ def append_record(path: Path, *records: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record in order; a missing file and a torn line have none.
-
-    Raises:
-        RunError: a line is not a record.
-    """
+    """Read every record in order; a missing file and a torn line have none."""
     records = list[Record]()
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], 1):
         try:
@@ -246,7 +241,6 @@ class Results:
         self.keys = {record.key for record in self.records if isinstance(record, Measured)}
 
     def append(self, *records: Record) -> None:
-        """Append records on the disk and here."""
         if records:
             append_record(self.path, *records)
         self.records += records

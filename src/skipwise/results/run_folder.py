@@ -61,11 +61,7 @@ class RunFolder:
             self.record(**_provenance(), **facts)
 
     def require_same(self, fingerprints: Mapping[str, str]) -> None:
-        """Require the texts and models of a resumed run to be unchanged.
-
-        Raises:
-            RunError: the fingerprint of one differs from the one in ``run.json``.
-        """
+        """Require the texts and models of a resumed run to be unchanged."""
         known = self.read().get("fingerprints") or {}
         for name, value in fingerprints.items():
             if (begun := known.get(name, value)) != value:
@@ -86,11 +82,6 @@ class RunFolder:
         write_json(self.facts, self.read() | facts)
 
     def read(self) -> dict[str, Any]:
-        """Return the recorded facts.
-
-        Raises:
-            RunError: ``run.json`` is damaged.
-        """
         try:
             return read_json(self.facts) if self.facts.exists() else {}
         except (ValueError, TypeError) as error:

@@ -36,7 +36,6 @@ class RulerScores:
 
     @property
     def lengths(self) -> list[int]:
-        """All lengths measured."""
         return sorted({length for lengths in self.prompts.values() for length in lengths})
 
     @property
@@ -47,10 +46,6 @@ class RulerScores:
             for task, lengths in self.prompts.items()
             for length, scores in sorted(lengths.items())
         )
-
-    def tasks_at(self, lengths: Sequence[int]) -> list[str]:
-        """Return the tasks measured at each of some lengths."""
-        return [task for task, known in self.prompts.items() if set(lengths) <= set(known)]
 
     def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
         """Return the mean over tasks of their mean scores; None without scores. Tasks have equally many prompts.
@@ -88,8 +83,8 @@ def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
 
 def shared_tasks(scores: Sequence[RulerScores]) -> list[str]:
     """Return the tasks that every model has at every length measured."""
-    shared = [set(model.tasks_at(model.lengths)) for model in scores]
-    return [task for task in scores[0].prompts if all(task in tasks for tasks in shared)] if scores else []
+    tasks = scores[0].prompts if scores else ()
+    return [task for task in tasks if all(set(model.lengths) <= set(model.prompts.get(task, ())) for model in scores)]
 
 
 def ruler_length(own: RulerScores, base: RulerScores | None, original: int | None) -> RulerLength | None:
@@ -171,7 +166,7 @@ class Score:
     """A value with its standard error, both in per cent."""
 
     value: float
-    error: float | None  # None if a part of it is not known
+    error: float  # NaN if a part of it is not known
     paired: bool | None = None  # of a difference: whether it is over the same questions; None: not a difference
 
 
@@ -191,7 +186,7 @@ def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, Ben
 
 def score(record: BenchmarkRecord) -> Score:
     """Return the score of a record in per cent."""
-    return Score(100 * record.value, None if record.standard_error is None else 100 * record.standard_error)
+    return Score(100 * record.value, math.nan if record.standard_error is None else 100 * record.standard_error)
 
 
 def difference(own: BenchmarkRecord, base: BenchmarkRecord) -> Score:
@@ -204,7 +199,7 @@ def difference(own: BenchmarkRecord, base: BenchmarkRecord) -> Score:
     if own.questions and own.questions == base.questions and len(own.scores) == len(base.scores) > 1:
         differences = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
         return Score(value, float(100 * differences.std(ddof=1) / math.sqrt(len(differences))), paired=True)
-    return Score(value, _root_of_squares([score(own).error, score(base).error]), paired=False)
+    return Score(value, math.hypot(score(own).error, score(base).error), paired=False)
 
 
 def average(scores: Mapping[str, Score]) -> Score | None:
@@ -212,14 +207,9 @@ def average(scores: Mapping[str, Score]) -> Score | None:
     if any(task not in scores for task in PAPER):
         return None
     six = [scores[task] for task in PAPER]
-    error = _root_of_squares([each.error for each in six])
+    error = math.hypot(*(each.error for each in six)) / len(six)
     paired = None if six[0].paired is None else all(each.paired for each in six)
-    return Score(sum(each.value for each in six) / len(six), None if error is None else error / len(six), paired)
-
-
-def _root_of_squares(errors: list[float | None]) -> float | None:
-    known = [error for error in errors if error is not None]
-    return math.sqrt(math.fsum(error * error for error in known)) if len(known) == len(errors) else None
+    return Score(sum(each.value for each in six) / len(six), error, paired)
 
 
 @dataclass(frozen=True)
@@ -239,22 +229,17 @@ class EffectiveLength:
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
         times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
-        if self.claimed(original) is None:
+        inside, short = self.tokens <= (original or 0), bool(target and self.tokens < target)
+        if self.claimed(original) is None or (inside and not self.next and target != original):
             text = "Too little was measured for a verdict"
         elif not self.tokens:
             text = "Not extended: it fails the rule at the shortest length that was tested"
-        elif self.tokens <= (original or 0) and (self.next or target == original):
+        elif inside:
             text = f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
-        elif self.tokens <= (original or 0):
-            text = f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
-        elif self.unknown:
+        elif self.unknown or (short and not self.next):
             text = f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
-        elif not target or self.tokens >= target:
-            text = f"Reads {self.tokens:,} tokens{times}"
-        elif self.next:
-            text = f"Reads {self.tokens:,} tokens{times}, short of its target {target:,}"
         else:
-            text = f"Reads {self.tokens:,} tokens{times}; more, up to its target {target:,}, was not measured"
+            text = f"Reads {self.tokens:,} tokens{times}{f', short of its target {target:,}' if short else ''}"
         return "; ".join(filter(None, [text, self.base_fails]))
 
 
@@ -276,11 +261,9 @@ def effective_length(
     needed, of_base, base_fails = FOUND, "", ""
     if own and wilson_interval(*own[1:])[1] < FOUND:
         share = own[1] / own[2]
-        needed, of_base = FOUND * share, f" ({FOUND:.0%} of the share that the base finds at {own[0]:,} tokens)"
         base_fails = f"the base itself finds {share:.0%} of the passkeys in {own[0]:,} tokens"
-    blind = base_fails and not needed  # any model would pass
-    if blind:
-        needed, of_base = FOUND, ""
+        if share:
+            needed, of_base = FOUND * share, f" ({FOUND:.0%} of the share that the base finds at {own[0]:,} tokens)"
     rule = (
         f"The longest tested length such that, at it and at every shorter one, at least {needed:.0%} of the passkeys"
         f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
@@ -289,7 +272,7 @@ def effective_length(
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
     if missing := [name for name, known in (("passkeys", passkeys), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
-    if blind:
+    if base_fails and not of_base:  # any model would pass
         return reads(0, next="Passkeys decide nothing, because the base finds none of them.", unknown=True)
     reached, lengths = 0, sorted({*passkeys, *excess})
     for length in lengths:
@@ -320,8 +303,6 @@ def _judge_passkeys(hits: int, trials: int, needed: float) -> tuple[bool | None,
 
 def _judge_loss(excess: Interval) -> tuple[bool | None, str]:
     """Return whether the loss is low enough, None if undecided, and the numbers."""
-    passes = True if excess.high <= EXCESS else None
-    if excess.low > EXCESS or math.isnan(excess.mean):
-        passes = False
+    passes = True if excess.high <= EXCESS else False if excess.low > EXCESS or math.isnan(excess.mean) else None
     advice = "; read more documents" if passes is None else ""
     return passes, f"loss {excess} nats above the control, {EXCESS:.3f} allowed{advice}"

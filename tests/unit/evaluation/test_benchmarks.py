@@ -106,7 +106,7 @@ def instance(kind: str, *arguments: object) -> Instance:
 
 
 def wrapped(precision: str = "float32") -> HarnessModel:
-    made = HarnessModel(llama(LENGTH), byte_tokenizer(), max_length=LENGTH, batch_size="1", precision=precision)
+    made = HarnessModel(llama(LENGTH), byte_tokenizer(), max_length=LENGTH, precision=precision)
     made.task = "own"
     return made
 

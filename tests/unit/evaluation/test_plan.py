@@ -19,6 +19,8 @@ from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Subject, Workload, missing, plan_model, plan_prompts, plan_readings, plan_subjects
 from skipwise.evaluation.specification import (
     EvaluatedModel,
+    EvaluationText,
+    Segment,
     Specification,
     assumed_length,
     doubled_windows,
@@ -26,7 +28,6 @@ from skipwise.evaluation.specification import (
     read_tasks,
     specify,
 )
-from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.model.config import Origin, load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
@@ -85,8 +86,8 @@ def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
 def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
     short = changed(ASKED, tasks=["passkey", "ruler:vt"], prompt_lengths=[64, 420])
     console, subjects = Console(file=StringIO()), [Subject(MODEL, byte_tokenizer(), [])]
-    [planned] = plan_subjects(short, subjects, console, required=True).batches
-    assert {(r.task, r.length) for r in requests(planned)} == {("passkey", 420)}
+    planned = plan_subjects(short, subjects, console, required=True).requests
+    assert {(r.task, r.length) for r in planned} == {("passkey", 420)}
     assert "64 tokens" in console.file.getvalue()
     with pytest.raises(TooShortError):
         plan_subjects(changed(short, prompt_lengths=[64]), subjects, QUIET, required=True)

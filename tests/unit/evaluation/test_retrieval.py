@@ -7,7 +7,7 @@ import torch
 
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import retrieval
-from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
+from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy
 from tests import tiny
 
 LENGTH = 420
@@ -40,7 +40,8 @@ def prompts_of(tokenizer, trials):
 
 def test_equals_greedy_decoding_without_cache_or_batch_beyond_the_models_length(llama, tokenizer):
     prompts = prompts_of(tokenizer, 8)
-    found = {answer.number: answer.text for answer in retrieve(llama, tokenizer, prompts)}
+    questions = [question_of(prompt, tokenizer) for prompt in prompts]
+    found = {answer.number: answer.text for answer in answers(llama, tokenizer, questions)}
     assert sorted(found) == list(range(8))
     for number, prompt in enumerate(prompts):
         written = greedy(llama, prompt.ids, 7)

@@ -9,7 +9,7 @@ from rich.console import Console
 from skipwise.data.text import KINDS, is_held_out, shipped_text
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation.texts import (
+from skipwise.evaluation.specification import (
     cut_segments,
     fair_documents,
     filled_windows,
