@@ -11,8 +11,7 @@ from skipwise.errors import RunError
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import TrainingRecord, append_record
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import processes
-from skipwise.training import run as subject
+from skipwise.training import processes, run as subject
 from skipwise.training.run import begin_run, open_run, recipe_of
 
 

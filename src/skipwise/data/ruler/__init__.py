@@ -25,8 +25,7 @@ from zlib import crc32
 
 from skipwise.data.prompts import Room, longest_prompt
 from skipwise.data.ruler import tasks
-from skipwise.data.ruler.sources import RulerData as RulerData
-from skipwise.data.ruler.sources import read_ruler_data as read_ruler_data
+from skipwise.data.ruler.sources import RulerData as RulerData, read_ruler_data as read_ruler_data
 from skipwise.data.ruler.tasks import Form, Haystack, Kind, Kinds, PromptRequest
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
