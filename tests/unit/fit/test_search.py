@@ -77,14 +77,6 @@ def test_a_large_factor_is_searched_in_windows_of_the_target_alone(dense: int, s
     assert any(one.role == "fitted" for one in found.candidates) is searches
 
 
-def test_yarn_stays_where_nothing_is_worth_more() -> None:
-    found = searched((13, 2.0, 0.07))
-    yarn = found.candidates[0]
-    better = replace(yarn, score=replace(yarn.score, places=dict.fromkeys(found.edges[1:], 2.995)))
-    found.candidates[0] = better
-    assert found.best is better
-
-
 def test_less_is_read_where_the_time_is_short() -> None:
     long = replace(WINDOWS, original=4096, target=65536, documents=[np.arange(65536), np.arange(16384)])
 
