@@ -62,13 +62,8 @@ def test_the_search_finds_what_a_grid_of_sixty_finds(best: tuple[float, float, f
     ]
     assert found.total(found.best) <= min(losses) + 0.01
     assert sum(one.role == "fitted" for one in found.candidates) <= 20
-    assert [one.role for one in found.candidates[:5]] == [
-        "YaRN as published",
-        "power, no search",
-        "NTK",
-        "linear",
-        "none",
-    ]
+    published = ["YaRN as published", "power, no search", "NTK", "linear", "none"]
+    assert [one.role for one in found.candidates[:5]] == published
 
 
 @pytest.mark.parametrize(("dense", "searches"), [(4096, False), (8192, True)])

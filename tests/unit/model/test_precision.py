@@ -12,9 +12,11 @@ from tests.tiny import llama
 @pytest.mark.parametrize(
     ("maker", "flags", "expected"),
     [
+        ("GenuineIntel", "avx512f", "float32"),
         ("GenuineIntel", "avx512f avx512_bf16", "float32"),
         ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", "bf16"),
         ("AuthenticAMD", "avx512f avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "float32"),
     ],
 )
 def test_precision_by_the_cpu(monkeypatch, maker, flags, expected):

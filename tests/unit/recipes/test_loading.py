@@ -24,9 +24,7 @@ def test_a_recipe_starts_from_another(tmp_path: Path) -> None:
     mine, nano = load_recipe(tmp_path / "mine.yaml"), load_recipe("nano")
     assert (mine.data.held_out, mine.training.max_steps) == (0.2, 3)
     assert mine.training.learning_rate == nano.training.learning_rate
-    (tmp_path / "near.yaml").write_text(
-        "extends: mine.yaml\nseed: 3\n"
-    )  # in the same folder, whatever the working folder
+    (tmp_path / "near.yaml").write_text("extends: mine.yaml\nseed: 3\n")  # beside it, whatever the working folder
     assert load_recipe(tmp_path / "near.yaml") == mine.model_copy(update={"seed": 3})
     (tmp_path / "all.yaml").write_text("extends: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
     everything = load_recipe(tmp_path / "all.yaml")

@@ -35,9 +35,8 @@ def out(tmp_path, monkeypatch):
             folder = run.folder(out)
             if not folder.exists():
                 folder.mkdir(parents=True)
-                (folder / "recipe.yaml").write_text(
-                    yaml.safe_dump({"seed": run.recipe.seed, "model": run.recipe.model})
-                )
+                settings = {"seed": run.recipe.seed, "model": run.recipe.model}
+                (folder / "recipe.yaml").write_text(yaml.safe_dump(settings))
                 (folder / "run.json").write_text(json.dumps({"training": {"seconds": 36}, "command": "with paths"}))
             append_record(folder / "results.jsonl", *records)
     return out

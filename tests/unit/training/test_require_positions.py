@@ -38,15 +38,8 @@ def trainer(
 ) -> Trainer:
     """A Trainer whose collator changes what PoseCollator makes."""
     collator = PoseCollator(TRAIN, TARGET, **options)
-    arguments = TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=batch,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-    )
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    arguments = TrainingArguments(str(folder), max_steps=steps, per_device_train_batch_size=batch, **quiet)
     model = (model or llama(window=TARGET)).train()
     return Trainer(model, arguments, lambda items: change(collator(items)), Documents(), callbacks=[collator])
 
