@@ -13,8 +13,8 @@ from skipwise.report.canvas import Plot
 from skipwise.report.figures import draw_figures
 from skipwise.report.numbers import ReportData
 from skipwise.report.rows import Folder
-from skipwise.results.records import CoverageRecord, TrainingRecord
-from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, readings, trials
+from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
+from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, readings, trials
 
 CURVE = CoverageRecord.of(coverage(256, 1024), "2 chunks")
 LOG = [TrainingRecord("pose", s, 3 - s / 100, 1e-4, 1.0, s * 512, 1e4) for s in range(1, 40)]
@@ -69,3 +69,12 @@ def test_a_repeated_step_and_equal_coverage_of_two_runs_count_once():
     plots = plots_of(run(*logs, CURVE, name="a"), run(CURVE, name="b"))
     assert [row[1:4] for row in plots["loss"].data] == [[1, 8, 3], [2, 16, 2]]
     assert plots["coverage"].data == plots_of(run(CURVE))["coverage"].data
+
+
+def test_ruler_has_averages_and_a_heat_map_of_tasks(tmp_path):
+    tasks = ("vt", "niah_multikey_1:keys=8,values=2")
+    folder = run(*(RulerRecord("m", task, n, 0, 0, True, "float32", "d", score=0.5) for task in tasks for n in WINDOWS))
+    assert "ruler-tasks" in [figure.name for figure in draw_figures(ReportData([folder]), tmp_path)]
+    plots = plots_of(folder)
+    assert [row[1] for row in plots["ruler"].data] == list(WINDOWS)
+    assert {row[4] for row in plots["ruler-tasks"].data} == {0.5}
