@@ -40,32 +40,26 @@ _PUBLIC = {
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:  # for type checkers; a test holds both lists together
-    from skipwise.data.examples import PoseDataset as PoseDataset
-    from skipwise.data.examples import collate as collate
+    from skipwise.data.examples import PoseDataset as PoseDataset, collate as collate
     from skipwise.errors import SkipwiseError as SkipwiseError
     from skipwise.evaluation.perplexity import sliding_perplexity as sliding_perplexity
     from skipwise.evaluation.retrieval import retrieval_accuracy as retrieval_accuracy
     from skipwise.method.coverage import coverage as coverage
-    from skipwise.method.interpolation import Rope as Rope
-    from skipwise.method.interpolation import frequencies as frequencies
-    from skipwise.method.interpolation import rope_parameters as rope_parameters
+    from skipwise.method.interpolation import (
+        Rope as Rope,
+        frequencies as frequencies,
+        rope_parameters as rope_parameters,
+    )
     from skipwise.method.lengths import parse_length as parse_length
-    from skipwise.method.positions import ChunkRules as ChunkRules
-    from skipwise.method.positions import Plans as Plans
-    from skipwise.method.positions import pose as pose
+    from skipwise.method.positions import ChunkRules as ChunkRules, Plans as Plans, pose as pose
     from skipwise.method.rng import Rng as Rng
     from skipwise.model.config import load_config as load_config
-    from skipwise.model.extension import Extension as Extension
-    from skipwise.model.extension import plan_extension as plan_extension
-    from skipwise.model.loading import load_model as load_model
-    from skipwise.model.loading import load_tokenizer as load_tokenizer
+    from skipwise.model.extension import Extension as Extension, plan_extension as plan_extension
+    from skipwise.model.loading import load_model as load_model, load_tokenizer as load_tokenizer
     from skipwise.model.probe import probe_connectivity as probe_connectivity
     from skipwise.recipes.loading import load_recipe as load_recipe
-    from skipwise.recipes.schema import Data as Data
-    from skipwise.recipes.schema import Positions as Positions
-    from skipwise.recipes.schema import Recipe as Recipe
-    from skipwise.training.collator import PoseCollator as PoseCollator
-    from skipwise.training.collator import RequirePositions as RequirePositions
+    from skipwise.recipes.schema import Data as Data, Positions as Positions, Recipe as Recipe
+    from skipwise.training.collator import PoseCollator as PoseCollator, RequirePositions as RequirePositions
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers import LlamaForCausalLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError

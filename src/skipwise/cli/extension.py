@@ -53,8 +53,7 @@ def extend(
             f"--processes {processes} needs --launch; give --launch ddp, fsdp, zero3 or zero3-offload, or leave it out"
         )
     if launch is not None:
-        from skipwise.training.processes import launch as start
-        from skipwise.training.processes import processes_of
+        from skipwise.training.processes import launch as start, processes_of
 
         processes = processes_of(launch, processes)
         if not dry_run:
@@ -157,8 +156,7 @@ def fit(
     from rich.table import Table
 
     from skipwise.fit.result import FILE, write_fit_page
-    from skipwise.fit.search import fit as search
-    from skipwise.fit.search import write_model
+    from skipwise.fit.search import fit as search, write_model
 
     text = read_settings(data, set_, "data.held_out").data
     found, folder = search(

@@ -19,6 +19,7 @@ from skipwise.model.config import (
     FULL,
     SCALED,
     head_size,
+    original_length as stated_length,
     read_origin,
     rope_of,
     rotated_dims,
@@ -26,7 +27,6 @@ from skipwise.model.config import (
     slides_in_some,
     write_legacy_keys,
 )
-from skipwise.model.config import original_length as stated_length
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 

@@ -9,15 +9,12 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from skipwise.data import store as store_module
-from skipwise.data import tokenising
+from skipwise.data import store as store_module, tokenising
 from skipwise.data.store import FILES, TokenStore, check_vocabulary, split_by_name, split_documents
 from skipwise.data.text import is_held_out, open_corpus
-from skipwise.data.tokenising import build_token_store as build
-from skipwise.data.tokenising import tokenizer_fingerprint
+from skipwise.data.tokenising import build_token_store as build, tokenizer_fingerprint
 from skipwise.errors import DataError, SkipwiseError
 from skipwise.recipes.schema import Data
 

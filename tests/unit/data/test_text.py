@@ -11,8 +11,7 @@ from pathlib import Path
 import datasets
 import pyarrow
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from skipwise.data.text import is_held_out, open_corpus, other_source
 from skipwise.errors import DataError

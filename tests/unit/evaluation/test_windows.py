@@ -3,8 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
 from skipwise.evaluation.perplexity import Window, position_buckets, sliding_windows

@@ -4,12 +4,10 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.method import coverage as coverage_module
-from skipwise.method import positions
+from skipwise.method import coverage as coverage_module, positions
 from skipwise.method.coverage import closed_form, coverage
 from skipwise.method.positions import ChunkRules
 

@@ -1,8 +1,7 @@
 """Which settings an interpolation takes, and what of them is refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
 from skipwise.method.interpolation import NAMES, Rope, RopeSettings, check_settings, frequencies, rope_parameters

@@ -1,6 +1,5 @@
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import DynamicCache, LlamaConfig
 
 from skipwise.model.attention import PreallocatedCache

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
 from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes, read_text, to_text

@@ -13,8 +13,7 @@ from skipwise.errors import DataError, RecipeError, RunError, TrainingError
 from skipwise.model.config import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
-from skipwise.training import prepare as preparing
-from skipwise.training import run as shared_run
+from skipwise.training import prepare as preparing, run as shared_run
 from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 

@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import NonFiniteLossError, TrainingError
 from skipwise.recipes import schema as recipe
-from skipwise.training import checkpoints
-from skipwise.training import trainer as training
+from skipwise.training import checkpoints, trainer as training
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
 VOCABULARY, LENGTH = 32, 8

@@ -25,9 +25,7 @@ from zlib import crc32
 
 from skipwise.data.prompts import Room, longest_prompt
 from skipwise.data.ruler import needles, questions, tracing
-from skipwise.data.ruler.sources import Form, PromptRequest
-from skipwise.data.ruler.sources import RulerData as RulerData
-from skipwise.data.ruler.sources import read_ruler_data as read_ruler_data
+from skipwise.data.ruler.sources import Form, PromptRequest, RulerData as RulerData, read_ruler_data as read_ruler_data
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
 

@@ -4,8 +4,7 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from skipwise.data import ruler
 from skipwise.data.prompts import encode, longest_prompt

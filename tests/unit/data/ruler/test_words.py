@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from skipwise.data.ruler.sources import Pairs, common_words, key_words
 from skipwise.errors import RecipeError
