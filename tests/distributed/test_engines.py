@@ -4,7 +4,6 @@ DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compil
 ``make test-distributed``. FSDP needs GPUs; here it is refused.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -127,20 +126,6 @@ def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_p
     assert f"{words[1]} in 2" in done.stderr
 
 
-def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
-    rises = {"training.max_steps": 6, "training.learning_rate": 1.0, "training.warmup_steps": 3}
-    measured = {"evaluation.eval_steps": "[2, 4]", "evaluation.save_best": True}
-    for name, words in (("one", []), ("two", ["--launch", "ddp", "--processes", "2"])):
-        done = extend(files, tmp_path / name, *words, **rises, **measured)
-        assert done.returncode == 0, done.stdout + done.stderr
-    ours, theirs = (json.loads((tmp_path / name / "run.json").read_text())["kept"] for name in ("two", "one"))
-    assert ours["step"] == theirs["step"] < 6
-    assert ours["far_loss"] == pytest.approx(theirs["far_loss"], rel=1e-4)
-    two, one = (load_model(str(tmp_path / name / "model")).state_dict() for name in ("two", "one"))
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-3)
-
-
 def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_path) -> None:
     out, words = tmp_path / "run", ["--launch", "ddp", "--processes", "2"]
     short = {"training.max_steps": 6, "training.save_steps": 2}
@@ -162,10 +147,7 @@ def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_pa
     ("words", "message"),
     [
         (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
-        (["--launch", "ddp", "--processes", "1"], "2 or more processes, not 1"),
-        (["--launch", "fsdp", "--processes", "2"], "--launch fsdp needs GPUs"),
         (["--launch", "ddp", "--processes", "3"], "training.global_batch_size = 4 must be a multiple of 3"),
-        (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
         (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the 64"),
     ],
 )

@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 
 from skipwise.model.config import resolve
 from skipwise.results.records import BenchmarkRecord, read_records
-from tests.command_line import refused, run
+from tests.command_line import run
 from tests.tiny import checkpoint
 
 CHOICE = """
@@ -135,16 +135,6 @@ def test_what_is_measured_is_not_run_again(tasks, tmp_path, monkeypatch) -> None
     assert out.read_text() == before
     assert len(metrics("--benchmarks", "tiny_choice:1")) == 6
     assert len(metrics("--limit", "3")) == 9
-
-
-@pytest.mark.parametrize(
-    ("words", "named"), [(["--target", "24"], "44"), (["--data-dir", "elsewhere"], "elsewhere/owner/tiny")]
-)
-def test_bad_input_is_refused(tasks, tmp_path, monkeypatch, capsys, words, named) -> None:
-    model = checkpoint(tmp_path / "model", window=256)
-    usual = ["--only", "benchmarks", "--benchmarks", "tiny_choice", "--include-path", tasks]
-    usual += ["--data-dir", tmp_path / "data", "--out", tmp_path / "e"]
-    assert named in refused(monkeypatch, capsys, "evaluate", model, *usual, *words)
 
 
 def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, monkeypatch) -> None:

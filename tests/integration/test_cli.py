@@ -1,31 +1,14 @@
 """The other commands, and how quickly they start."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import skipwise
 from skipwise.recipes.loading import dump_recipe, load_recipe
-from skipwise.results.run_folder import RunFolder
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-HEAVY = ("torch", "transformers", "matplotlib", "datasets", "pandas")
-
-
-@pytest.mark.parametrize("words", [["--help"], ["extend", "--help"]])
-def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
-    script = (
-        "import sys\nfrom skipwise.cli import main\nsys.argv = ['skipwise', *sys.argv[1:]]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        f"found = [name for name in {HEAVY} if name in sys.modules]\n"
-        "assert not found, found\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_all_the_same(
@@ -57,16 +40,3 @@ def test_what_is_missing_is_refused_by_name(monkeypatch, capsys, tmp_path: Path)
         (["evaluate", "unsaved"], "--resume"),
     ):
         assert named in refused(monkeypatch, capsys, *words)
-
-
-def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) -> None:
-    wide = str(checkpoint(tmp_path / "run" / "model"))
-    for name in (tmp_path / "run", wide):  # the same command: the second goes on with the first's folder
-        run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
-            "--lengths", "512", "--num-prompts", "1", "--out", tmp_path / "evaluation")  # fmt: skip
-    assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
-
-
-def test_the_version_is_printed(monkeypatch, capsys) -> None:
-    run(monkeypatch, "--version")
-    assert capsys.readouterr().out == f"skipwise {skipwise.__version__}\n"

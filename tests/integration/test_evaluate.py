@@ -18,18 +18,8 @@ from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, rea
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
 
-ASKED = [
-    "--lengths",
-    "64,400",
-    "--documents",
-    "4",
-    "--tasks",
-    "passkey",
-    "--num-prompts",
-    "3",
-    "--precision",
-    "float32",
-]
+ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey"]
+ASKED += ["--num-prompts", "3", "--precision", "float32"]
 OTHER = 3 * 32  # segments of text of other kinds, which each model reads
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -192,11 +182,8 @@ def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, t
     ("words", "named"),
     [
         (["--tasks", "lins"], "lines"),
-        (["--documents", "0", "--tasks", "none"], "records"),
         (["--lengths", "5000", "--tasks", "none"], "5,000"),
-        (["--target", "2x"], "2x"),
         (["--set", "evaluation.num_prompts=2"], "evaluation.num_prompts"),
-        (["--set", "evaluation.stride=2x"], "evaluation.stride"),
         ([*ASKED, "--seed", "4", "--out", "x"], "seed"),
         ([*ASKED, "--out", "text"], "text"),
     ],

@@ -19,6 +19,9 @@ from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+SETTINGS = "data.held_out=0.3 training.max_steps=2 training.global_batch_size=2 evaluation.documents=1"
+SETTINGS += " evaluation.num_prompts=0 evaluation.models=[trained] evaluation.other_texts=false"
+SMALL = [word for setting in SETTINGS.split() for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +76,8 @@ def test_a_stopped_fit_goes_on_to_the_same_result(
 def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
     model: Path, text: Path, fitted: Path, monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    small = ["--data", text, "--method", "paper"]
-    for change in (
-        "data.held_out=0.3",
-        "training.max_steps=2",
-        "training.global_batch_size=2",
-        "training.precision=float32",
-        "evaluation.documents=1",
-        "evaluation.windows=[256]",
-        "evaluation.num_prompts=0",
-        "evaluation.models=[trained]",
-        "evaluation.other_texts=false",
-    ):
-        small += ["--set", change]
+    small = ["--data", text, "--method", "paper", *SMALL]
+    small += ["--set", "training.precision=float32", "--set", "evaluation.windows=[256]"]
     out, fit = tmp_path / "run", fitted / "fit.json"
     run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", fitted, *small, "--out", out)
     best = read_fit(fit).best.extension
@@ -114,19 +106,7 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
 ) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     short = corpus(tmp_path / "brief", documents=6, words=30)
-    small = []
-    for change in (
-        "train_length=64",
-        "data.held_out=0.3",
-        "training.max_steps=2",
-        "training.global_batch_size=2",
-        "evaluation.documents=1",
-        "evaluation.windows=[64]",
-        "evaluation.num_prompts=0",
-        "evaluation.models=[trained]",
-        "evaluation.other_texts=false",
-    ):
-        small += ["--set", change]
+    small = [*SMALL, "--set", "train_length=64", "--set", "evaluation.windows=[64]"]
 
     def interpolation(name: str, target: str, data: Path, *more: str) -> str:
         out = tmp_path / name
@@ -141,21 +121,3 @@ def test_extend_fits_by_itself_from_eight_times_the_window_on(
     assert interpolation("near", "1k", text) == "yarn"
     assert interpolation("short", "2k", short) == "yarn"
     assert not (tmp_path / "near" / "fit.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--target", "128"], "target 128 must exceed the 256"),
-        (["--set", "evaluation.stride=9"], "data.split"),
-        (["--target", "1k", "--minutes", "0.1", "--data", "SHORT"], "gives longer text"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(
-    words, message, model: Path, text: Path, monkeypatch, capsys, tmp_path: Path
-) -> None:
-    short = corpus(tmp_path / "short", documents=3, words=5)
-    words = [str(short) if word == "SHORT" else word for word in words]
-    data = [] if "--data" in words else ["--data", str(text)]
-    said = refused(monkeypatch, capsys, "fit", model, *words, *data, "--out", tmp_path / "out")
-    assert message in said or "give longer text" in said

@@ -18,7 +18,6 @@ from typer.main import get_command
 
 from skipwise.cli import app
 from skipwise.data.text import is_held_out
-from skipwise.recipes.loading import load_recipe, parse_changes
 from tests import families
 from tests.command_line import run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
@@ -27,11 +26,8 @@ pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 ROOT = Path(__file__).parents[2]
 README, LIBRARY, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "library.md", ROOT / "docs" / "tutorials"
 HELD_OUT = ("calendar.py", "traceback.py")
-QUICK = {
-    "evaluation__models": "[trained]",
-    "evaluation__other_texts": "false",
-    "interpolation": "yarn",
-}  # no search for a better one
+# No search for a better interpolation.
+QUICK = {"evaluation__models": "[trained]", "evaluation__other_texts": "false", "interpolation": "yarn"}
 _TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
@@ -115,11 +111,6 @@ def test_every_command_line_of_the_readme_parses() -> None:
     for name, *words in commands:
         words = [w for w in words if w != "..."]
         group.commands[name].make_context(name, words or ["x"], resilient_parsing=False)
-
-
-def test_the_recipe_and_the_change_that_the_readme_shows_are_valid() -> None:
-    recipe = load_recipe("recipes/llama-7b-16k.yaml", parse_changes(["training.learning_rate=1e-5"]))
-    assert recipe.training.learning_rate == 1e-5
 
 
 def test_the_library_page_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

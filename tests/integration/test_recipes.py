@@ -45,13 +45,9 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
     values["data"] |= {"source": str(text), "min_tokens": scaled(values["data"]["min_tokens"]), "held_out": 0.3}
     values["training"] |= {"max_steps": 2, "global_batch_size": 2, "per_device_train_batch_size": 1, "logging_steps": 1}
     windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
-    values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "num_prompts": 0}
-    values["evaluation"] |= {
-        "tokens_per_document": None,
-        "prompt_lengths": None,
-        "models": ["trained"],
-        "other_texts": False,
-    }
+    values["evaluation"] |= dict.fromkeys(("stride", "tokens_per_document", "prompt_lengths"))
+    values["evaluation"] |= {"windows": windows[:1], "documents": 1, "num_prompts": 0}
+    values["evaluation"] |= {"models": ["trained"], "other_texts": False}
     return Recipe.model_validate(values)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from reproduction.__main__ import main
-from reproduction.exhibits import EXHIBITS
 from skipwise.results.records import read_records
 from tests import command_line
 from tests.tiny import checkpoint, corpus
@@ -106,17 +105,6 @@ def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_p
     (last,) = [r for r in readings if r.step == 2 and r.window == 512]
     (final,) = [r for r in readings if r.step is None and r.window == 512]
     assert last.nll == pytest.approx(final.nll, rel=1e-6)
-
-
-def test_the_list_names_every_exhibit(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("reproduction.reproduce.total_seconds", lambda runs: 100.0)
-    run(monkeypatch)
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()} >= set(EXHIBITS)
-
-
-def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys, tmp_path) -> None:
-    run(monkeypatch, "main", "coverage", "--scale", "paper", "--dry-run", "--out", str(tmp_path))
-    assert "linear, 8x, pose, seed 2, 131,072,000 tokens" in capsys.readouterr().out
 
 
 def test_what_cannot_be_reproduced_is_refused_before_any_training(words, monkeypatch, capsys, tmp_path) -> None:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from skipwise import PoseCollator, PoseDataset, RequirePositions, collate
+from skipwise import PoseCollator, RequirePositions
 from skipwise.errors import RecipeError
 from tests.tiny import byte_tokenizer, llama
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+pytestmark = pytest.mark.usefixtures("frozen_imports")
 TRAIN, TARGET, STEPS, BATCH = 32, 256, 20, 2
 SETTINGS: dict[str, Any] = {
     "max_steps": STEPS,
@@ -99,11 +100,8 @@ def collate_rows(items: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_save_a_model_that_remembers_its_window(example: Path, tmp_path: Path, monkeypatch) -> None:
-    source = (
-        example.read_text(encoding="utf-8")
-        .replace("range(20)", "range(2)")
-        .replace('"max_steps": 20', '"max_steps": 2')
-    )
+    source = example.read_text(encoding="utf-8")
+    source = source.replace("range(20)", "range(2)").replace('"max_steps": 20', '"max_steps": 2')
     source = source.replace('.glob("*.py")', '.glob("[a-c]*.py")')  # reading the whole library takes half a minute
     for package in ("trl", "lightning"):
         if f"import {package}" in source or f"from {package} " in source:
@@ -117,13 +115,3 @@ def test_examples_run_and_save_a_model_that_remembers_its_window(example: Path, 
     saved = AutoModelForCausalLM.from_pretrained(folder)
     assert saved.config.rope_parameters["rope_type"] == "yarn"
     assert saved.config.max_position_embeddings == 2048
-
-
-def test_pose_data_sets_go_through_a_stock_trainer_under_guard(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("the model reads a long text and finds what was said before in it. " * 40)
-    data = PoseDataset.from_source(
-        str(tmp_path / "text.txt"), byte_tokenizer(), train_length=TRAIN, target_length=TARGET, examples=80
-    )
-    arguments = TrainingArguments(str(tmp_path / "out"), **{**SETTINGS, "remove_unused_columns": False})
-    trainer = Trainer(model(), arguments, collate, data, callbacks=[RequirePositions(TARGET)])
-    assert len(losses_of(trainer)) == STEPS

@@ -16,6 +16,7 @@ from skipwise.recipes.schema import Lora, Training
 from skipwise.training.trainer import train
 from tests import families
 
+pytestmark = pytest.mark.usefixtures("frozen_imports")
 SLIDE = 16
 IDS = torch.arange(96)[None] * 7 % 89 + 3
 SKIPPED = torch.cat([torch.arange(40), torch.arange(150, 206)])[None]

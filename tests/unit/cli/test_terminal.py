@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from skipwise.cli import app
 from skipwise.cli.extension import _recipe
-from skipwise.cli.terminal import explained, new_console, prepare_process, read_lengths
+from skipwise.cli.terminal import explained, prepare_process
 from skipwise.errors import ModelError, RecipeError
 from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run
@@ -120,14 +120,6 @@ def test_options_that_are_paths_know_the_home_folder(monkeypatch, tmp_path) -> N
     assert (recipe.model, recipe.data.source, out) == (f"{tmp_path}/m", f"{tmp_path}/t", tmp_path / "r")
 
 
-def test_a_rank_that_another_job_left_silences_nothing(monkeypatch, capsys) -> None:
-    monkeypatch.setenv("RANK", "abc")
-    assert not new_console().quiet
-    with pytest.raises(SystemExit), explained("extend"):
-        raise ModelError("it has no weights")
-    assert "it has no weights" in capsys.readouterr().err
-
-
 def test_of_several_processes_one_says_a_mistake_and_each_its_full_disk(monkeypatch, capsys) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -154,14 +146,6 @@ def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, erro
 def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:
     message = refused(monkeypatch, capsys, "extend", "--data", "https://me:mine@host/text")
     assert "https://me:***@host/text" in message
-
-
-@pytest.mark.parametrize(
-    ("text", "lengths"),
-    [("64,512", [64, 512]), ("192,512,1k", [192, 512, 1024]), ("2k, 4096", [2048, 4096]), (None, [])],
-)
-def test_a_list_of_lengths(text: str | None, lengths: list[int]) -> None:
-    assert read_lengths(text) == lengths
 
 
 def test_a_model_has_its_own_recipe_or_the_defaults_however_it_is_named() -> None:

@@ -49,15 +49,6 @@ AGENT = (  # as Qwen's templates write tools, reasoning and calls
     "{% for call in m.tool_calls %}{{ '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}"
 )
-NEEDS_CALLS = (
-    "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
-    "{{ raise_exception('a result without a call') }}{% endif %}"
-    "{{ m.role }}: {{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls }}\n{% endfor %}"
-)
-LOOKS_BACK = AGENT.replace(  # the turn of a tool says whether it was called
-    "{{ m.content }}",
-    "{% if m.role == 'tool' and messages[loop.index0 - 1].tool_calls %}{{ 'of a call: ' }}{% endif %}{{ m.content }}",
-)
 TURNS = [("user", "Where?"), ("assistant", "Here, A."), ("user", "And now?"), ("assistant", "There.")]
 
 
@@ -122,15 +113,6 @@ def test_the_assistants_tokens_are_exactly_those(name: str) -> None:
     assert encoded(made, messages(*TURNS)) == expected(made, *pieces)
 
 
-def test_a_turn_may_be_empty_or_that_of_the_user_again() -> None:
-    made, pieces = tokenizer(CHATML), []
-    given = [("user", "A-B"), ("assistant", ""), ("user", "B-A"), ("assistant", "A-B")]
-    for role, content in given:
-        spoken = role == "assistant" and bool(content)
-        pieces += [(f"<|im_start|>{role}\n", False), (content + "<|im_end|>", spoken), ("\n", False)]
-    assert encoded(made, messages(*given)) == expected(made, *pieces)
-
-
 CALL = [{"function": {"arguments": {"a": 1}, "name": "add"}, "type": "function"}]
 TOOLS = [{"function": {"name": "add"}, "type": "function"}]
 CALLED = [
@@ -169,15 +151,10 @@ def chat(*turns: Any) -> dict[str, Any]:
     [
         (CHATML, chat(*TURNS) | {"tools": TOOLS}, "'tools'"),
         (CHATML, {"messages": CALLED}, "'reasoning_content'"),
-        (LOOKS_BACK, {"messages": CALLED}, "turn 2"),
-        (NEEDS_CALLS, {"messages": CALLED}, "turn 2"),
         (None, chat(*TURNS), "chat.jsonl:1"),
-        (AGENT, chat(*TURNS) | {"tools": "add"}, "line 1"),
         (CHATML, chat(("user", "q")), "line 1"),
         (CHATML, chat(("user", "q"), ("robot", "a")), "turn 2"),
         (CHATML, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "turn 1"),
-        (CHATML, {"messages": None}, "line 1"),
-        (CHATML, {"messages": "q"}, "'messages'"),
         (CHATML, {"prompt": "q", "completion": messages(("assistant", "a"))}, "'prompt'"),
     ],
 )
@@ -245,19 +222,6 @@ def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str) -> None:
             assert (~store.is_context(places)).tolist() == said
         digests |= set(store.digests.tolist())
     assert len(digests) == 2  # the same conversation in every form, and the texts
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_texts_and_conversations_may_share_a_source_where_null_is_absent(tmp_path: Path, kind: str) -> None:
-    null = dict.fromkeys(("text", "messages", "prompt", "completion"))
-    rows = [{"text": "plain <|im_start|>"}, chat(*TURNS), {"prompt": "Where? ", "completion": "Here."}]
-    made = tokenizer(CHATML)
-    store = build_token_store(write_rows(tmp_path, kind, [null | row for row in rows]), made)
-    pieces = [("plain <|im_start|>", True), *PIECES, ("Where? ", False), ("Here.<|endoftext|>", True)]
-    ids, trained = expected(made, *pieces)
-    assert store.tokens.tolist() == ids
-    assert (~store.is_context(np.arange(len(ids)))).tolist() == trained  # of a text nothing is context
-    assert store.holds_conversations
 
 
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:

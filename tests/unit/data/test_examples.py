@@ -97,13 +97,6 @@ def test_workers_see_the_epoch_and_give_the_same_examples(store: TokenStore) -> 
         assert torch.equal(batches[0]["input_ids"], wanted["input_ids"])
 
 
-def test_collate_stacks() -> None:
-    rows = [{"input_ids": np.arange(3)}, {"input_ids": np.arange(3) + 1}]
-    batch = collate(rows)
-    assert batch["input_ids"].tolist() == [[0, 1, 2], [1, 2, 3]]
-    assert batch["input_ids"].dtype == torch.int64
-
-
 def test_the_full_scheme_reads_documents_of_the_target_length(tmp_path: Path) -> None:
     for name, words in (("long", 900), ("short", 30)):
         (tmp_path / f"{name}.txt").write_text("word " * words)
@@ -131,14 +124,6 @@ def test_the_data_set_ends(store: TokenStore) -> None:
             data[index]
 
 
-def test_from_source_reads_a_folder(tmp_path: Path) -> None:
-    data = PoseDataset.from_source(
-        Data(source=str(corpus(tmp_path / "text"))), byte_tokenizer(), train_length=64, target_length="1k"
-    )
-    assert len(data) > 50
-    assert data[0]["position_ids"].shape == (64,)
-
-
 def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text("word " * (10 + 10 * number))
@@ -159,8 +144,3 @@ def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none of 30 documents .* data\.held_out"):
         of(held_out=0.999)
     assert Data(source=tmp_path) == Data(source=str(tmp_path))
-
-
-def test_lengths_may_be_written_as_people_write_them(store: TokenStore) -> None:
-    written, counted = (dataset(store, train_length=64, target_length=length) for length in ("1k", 1024))
-    assert equal(written[3], counted[3])

@@ -38,9 +38,8 @@ def byte_level(splitting: pre_tokenizers.PreTokenizer, normalizer=None, **model:
 def trained(model, splitting, trainer, alphabet=()) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = splitting
-    unknown = {"unk_token": "<unk>"} if trainer is trainers.UnigramTrainer else {}
     options = {"special_tokens": ["<unk>", "<s>", "</s>"], "initial_alphabet": list(alphabet), "show_progress": False}
-    tokenizer.train_from_iterator([TEXT], trainer(vocab_size=420, **options, **unknown))
+    tokenizer.train_from_iterator([TEXT], trainer(vocab_size=420, **options))
     return tokenizer
 
 
@@ -69,10 +68,6 @@ def replaced(*before: normalizers.Normalizer) -> normalizers.Normalizer:
     return normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
 
 
-def unigram(splitting: pre_tokenizers.PreTokenizer) -> Tokenizer:
-    return trained(models.Unigram(), splitting, trainers.UnigramTrainer)
-
-
 def with_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.add_tokens([AddedToken("<mask>", lstrip=True), AddedToken("<r>", rstrip=True), AddedToken("sky is")])
     tokenizer.add_tokens([AddedToken("go", single_word=True, normalized=False)])
@@ -88,7 +83,6 @@ MADE = {
         sentencepiece(splitting=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)), "<s> $A"
     ),
     "gemma": lambda: sentencepiece(replaced(), pre_tokenizers.Split(" ", "merged_with_previous")),
-    "t5": lambda: template(unigram(pre_tokenizers.Metaspace()), "$A </s>"),
     "across-spaces": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
     "added": lambda: with_added_tokens(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))),
     "added-llama2": lambda: with_added_tokens(sentencepiece(replaced(normalizers.NFKC(), normalizers.Prepend("▁")))),

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from skipwise.data.prompts import TASKS, answer_ids, keys_prompt, lines_prompt
-from skipwise.errors import TooShortError
+from skipwise.data.prompts import answer_ids, keys_prompt, lines_prompt
 from skipwise.model.loading import load_tokenizer
 from tests.tiny import byte_tokenizer
 
@@ -50,11 +49,3 @@ def test_depth_is_where_the_answer_stands(prompt, depth) -> None:
     place = re.search(SAID[prompt].format(name), text).start() / len(text)
     assert drawn.depth == pytest.approx(depth, abs=0.02)
     assert place == pytest.approx(depth, abs=0.09)
-
-
-def test_every_task_draws_a_prompt_or_refuses_a_length_too_short() -> None:
-    for task in TASKS.values():
-        assert len(task.prompt(BYTES, 700, np.random.default_rng(0)).ids) < 700
-        with pytest.raises(TooShortError):
-            task.prompt(BYTES, 40, np.random.default_rng(0))
-    assert len({task.title for task in TASKS.values()}) == len(TASKS)

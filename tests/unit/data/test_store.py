@@ -1,6 +1,5 @@
 """The token store: the tokenizer's own ids, cached by content, complete or refused; and the split of its documents."""
 
-import io
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +10,13 @@ import datasets
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from rich.console import Console
 
 from skipwise.data import store as store_module, tokenising
 from skipwise.data.store import FILES, TokenStore, check_vocabulary, split_by_name, split_documents
 from skipwise.data.text import is_held_out, open_corpus
-from skipwise.data.tokenising import build_token_store as build, tokenise, tokenizer_fingerprint
+from skipwise.data.tokenising import build_token_store as build, tokenizer_fingerprint
 from skipwise.errors import DataError, SkipwiseError
 from skipwise.recipes.schema import Data
-from skipwise.results.files import default_cache
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
 
@@ -90,11 +87,6 @@ class TestContents:
         # An empty document does not fill a batch.
         assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
 
-    def test_files_that_are_not_read_are_named(self, corpus, cache, tokenizer):
-        (corpus / "e.csv").write_text("a,b")
-        tokenise(Data(source=str(corpus)), tokenizer, Console(file=(log := io.StringIO())))
-        assert "e.csv" in log.getvalue()
-
 
 class TestCache:
     def test_is_used_again_wherever_the_same_content_lies(self, store, corpus, cache, make_tokenizer, tokenizer):
@@ -140,13 +132,6 @@ class TestCache:
         with pytest.raises(OSError, match="No space left on device"):
             build_token_store(corpus, tokenizer)
         assert built(cache) == []
-
-    def test_default_folder(self, corpus, tokenizer, monkeypatch, tmp_path):
-        monkeypatch.delenv("SKIPWISE_CACHE", raising=False)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert default_cache() == tmp_path / "skipwise"
-        monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "own"))
-        assert build_token_store(corpus, tokenizer).path.parent == tmp_path / "own" / "tokens"
 
 
 class TestMaxTokens:
@@ -300,14 +285,3 @@ def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, wh
     assert (split.shortest, split.setting) == (shortest, setting)
     assert split.train.tolist() == list(range(shortest - 1, 199))
     assert f"{len(split.train)} of 199" in split.summary
-
-
-def test_a_split_that_leaves_nothing_names_the_settings() -> None:
-    held = next(i for i in range(100) if is_held_out(f"{i}.txt", 0.1))
-    for lengths, share, setting in (
-        ([10, 30, 20, 5], 0, "train_length$"),
-        ([100], 0.9999, r"data\.held_out"),
-        ([*[10] * held, 100], 0.1, r"data\.held_out$"),
-    ):
-        with pytest.raises(DataError, match=setting):
-            split_documents(documents(*lengths), Data(held_out=share), 64, whole=False)

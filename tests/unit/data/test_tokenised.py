@@ -87,9 +87,6 @@ def test_a_text_field_that_is_there_comes_first_and_ids_may_be_named(tmp_path: P
     ("records", "place"),
     [
         ([{"input_ids": "abc"}], "line 1"),
-        ([{"input_ids": [[1, 2], [3, 4]]}], "line 1"),
-        ([{"input_ids": [[1, 2], [3]]}], "line 1"),
-        ([{"input_ids": [1, -1]}], "jsonl:1.* -1"),
         ([{"input_ids": [1, 99_999]}], "jsonl:1.* 99999"),
         ([{"input_ids": [1, 2, 3], "labels": [1, 2]}], "line 1"),
         ([{"input_ids": [1, 2, 3], "labels": [2, 3, -100]}], "line 1"),

@@ -1,6 +1,5 @@
 """Which text the windows of every scheme are cut from; where only some tokens are trained, each window holds one of them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,11 @@ from hypothesis import given, settings, strategies as st
 from skipwise.data.examples import PoseDataset
 from skipwise.data.store import TokenStore
 from skipwise.data.text import IGNORED
-from skipwise.data.tokenising import build_token_store
 from skipwise.data.windows import NOWHERE, Answers, ExampleRules
 from skipwise.errors import DataError
 from skipwise.method.positions import SCHEMES
 from skipwise.method.rng import Rng
-from skipwise.recipes.schema import Data, Positions
+from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
 from tests.tiny import byte_tokenizer
 from tests.unit.data.test_tokenised import store_of
@@ -109,26 +107,6 @@ def test_the_collator_draws_around_labels() -> None:
         collator.set_epoch(epoch)
         batch = collator([{"input_ids": ids, "labels": labels}, {"input_ids": ids}])
         assert (batch["labels"][:, 1:] != IGNORED).any(dim=1).all()
-
-
-def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '</s>' }}{% endfor %}"
-    turns = [("user", "The ferry leaves at nine. " * 120 + "When?"), ("assistant", "At nine.")]
-    record = {"messages": [{"role": role, "content": content} for role, content in turns]}
-    (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
-    source = Data(source=str(tmp_path / "chat.jsonl"))
-    data = PoseDataset(
-        build_token_store(source, tokenizer),
-        np.arange(1),
-        train_length=TRAIN,
-        target_length=TARGET,
-        examples=100,
-        data=Data(assistant_only_loss=True),
-    )
-    said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
-    assert all(text and text in "At nine.</s>" for text in said)
-    assert sum("At nine." in text for text in said) > 20
 
 
 @pytest.mark.parametrize("target", [256, 2048])

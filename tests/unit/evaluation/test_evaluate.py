@@ -11,7 +11,7 @@ from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
-from skipwise.evaluation.specification import EvaluatedModel, Specification, find_models
+from skipwise.evaluation.specification import Specification, find_models
 from skipwise.model.config import Origin, load_config
 from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer
@@ -65,18 +65,6 @@ def test_a_killed_evaluation_measures_the_rest(tmp_path) -> None:
     assert set(keys(results)) == whole
     with pytest.raises(RunError):
         evaluate(models, ASKED.model_copy(update={"seed": 1}), out=tmp_path / "e", console=QUIET)
-
-
-def test_records_of_shards_are_taken_over(tmp_path, monkeypatch) -> None:
-    models = find_models([str(checkpoint(tmp_path / "m", window=512))], base="")
-    parts = [evaluate(models, ASKED, shard=(n, 2), out=tmp_path / str(n), console=QUIET) for n in (1, 2)]
-    other = ASKED.model_copy(update={"seed": 1})
-    parts.append(evaluate(models, other, out=tmp_path / "other", console=QUIET))
-    monkeypatch.setattr(EvaluatedModel, "load", lambda *_: pytest.fail("measured again"))
-    whole = evaluate(models, ASKED, earlier=[part.path for part in parts], out=tmp_path / "e", console=QUIET)
-    assert sorted(keys(whole.results)) == sorted(keys(parts[0].results) + keys(parts[1].results))
-    with pytest.raises(RunError):
-        evaluate(models, ASKED, earlier=[tmp_path], out=tmp_path / "f", console=QUIET)
 
 
 @pytest.mark.parametrize("window", [64, 66])

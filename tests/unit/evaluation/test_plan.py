@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import LlamaConfig
 
 from skipwise.data.ruler import TASKS
-from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
+from skipwise.errors import EvaluationError, ModelError, TooShortError
 from skipwise.evaluation.evaluate import answer, explained_answers, too_long
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Subject, Workload, missing, plan_model, plan_prompts, plan_readings, plan_subjects
@@ -161,14 +161,6 @@ def test_names_of_tasks() -> None:
     assert read_tasks(["vt", " ruler:vt", "vt:hops=4", "ruler:vt:chains=1"]) == ["ruler:vt"]
     assert read_tasks(["vt:chains=3,hops=2"]) == read_tasks(["vt:hops=2,chains=3"])
     assert read_tasks(["ruler"]) == [f"ruler:{task}" for task in TASKS if not task.startswith("qa_")]
-
-
-@pytest.mark.parametrize(
-    "settings", [{"documents": -1}, {"tasks": ["ruler:vtt"]}, {"tasks": ["ruler:vt:hop=2"]}, {"windows": [1, 8]}]
-)
-def test_settings_that_break_their_rule_are_refused(settings) -> None:
-    with pytest.raises(RecipeError):
-        specify(32, 64, **settings)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}

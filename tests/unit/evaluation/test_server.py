@@ -12,7 +12,6 @@ from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, find_models
 from skipwise.results.records import read_records
-from tests.command_line import refused, run
 from tests.completions import serving
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
@@ -46,8 +45,9 @@ def served():
 
 
 @pytest.fixture(autouse=True)
-def _without_key(monkeypatch):
+def _without_key_or_delay(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.0)  # seconds before a repeated request
 
 
 def measured(model, served, out: Path, specification: Specification = PASSKEYS, **how) -> Path:
@@ -118,22 +118,3 @@ def test_a_failing_server_keeps_finished_answers(model, served, tmp_path, answer
     gc.collect()  # the lock of the folder
     served.disturb = lambda number: (503, b"busy") if number in (5, 6) else None
     assert len({r.key for r in read_records(measured(model, served, tmp_path, at_once=1))}) == 6
-
-
-def test_the_command_measures_here_only_what_is_given(folder, served, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["--lengths", "500,600", "--num-prompts", "1", "--tasks", "passkey", "--precision", "float32"]
-    words += ["--server", served.url]
-    run(monkeypatch, "evaluate", folder, *words)
-    base = checkpoint(tmp_path / "base", window=512)
-    (tmp_path / "text.txt").write_text("What the model reads again until it ends here. " * 40)
-    more = ["--documents", "1", "--data", "text.txt", "--base", base, "--original", "512", "--out", "e"]
-    run(monkeypatch, "evaluate", folder, *words, *more)
-    made = {(r.kind, r.arm, r.precision) for r in read_records(tmp_path / "e" / "results.jsonl")}
-    assert made == {
-        ("reading", "m", "float32"),
-        ("reading", "base (base)", "float32"),
-        ("trial", "m", "chosen by vllm 0.32.0"),
-        ("trial", "base (base)", "float32"),
-    }
-    refused(monkeypatch, capsys, "evaluate", folder, "nano", *words)

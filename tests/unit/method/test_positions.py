@@ -167,8 +167,6 @@ def test_controls_are_contiguous() -> None:
         ((64, 32, 100), {}, RecipeError),
         ((64, 512, 63), {}, DataError),
         ((64, 512, 64), {"chunks": 3, "skips": "end_anchored"}, RecipeError),
-        ((64, 512, 64), {"content": "papr"}, RecipeError),
-        ((64, 512, 64), {"no_skip_share": 1.5}, RecipeError),
     ],
 )
 def test_what_no_plan_can_meet_is_refused(lengths, options, error) -> None:

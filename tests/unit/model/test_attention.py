@@ -35,11 +35,3 @@ def test_memory_is_taken_once_for_many_tokens() -> None:
         keys, _ = cache.update(*states(1, number), 0)
         places.add(keys.data_ptr())
     assert len(places) == 1
-
-
-def test_keys_and_values_have_the_dtype_of_autocast() -> None:
-    cache, (keys, values) = PreallocatedCache(CONFIG), states(5, 0)
-    with torch.autocast("cpu", torch.bfloat16):
-        kept = cache.update(keys, values.bfloat16(), 0)
-    assert [one.dtype for one in kept] == [torch.bfloat16] * 2
-    torch.testing.assert_close(kept[0], keys.bfloat16(), rtol=0, atol=0)

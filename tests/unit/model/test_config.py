@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig, AutoTokenizer, DbrxConfig, DeepseekV3Config
+from transformers import AutoConfig, AutoTokenizer
 
 from skipwise.errors import ModelError
 from skipwise.model import convert
-from skipwise.model.config import experts_of, legacy_keys, load_config, resolve, write_legacy_keys
+from skipwise.model.config import legacy_keys, load_config, resolve, write_legacy_keys
 from skipwise.model.extension import plan_extension, set_interpolation
 from tests import families
 from tests.parity.test_conversion import baichuan, gptj
@@ -53,25 +53,6 @@ def test_kernels_of_the_hub_are_refused(tmp_path) -> None:
         with pytest.raises(ModelError, match="_implementation"):
             load_config(with_config(tmp_path, **changes))
     assert load_config(with_config(tmp_path, attn_implementation="eager"))
-
-
-def test_what_is_no_model_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "llama").mkdir(parents=True)
-    for name, hint in (
-        ("models/lama", "models/llama"),
-        ("./no-such", "no-such"),
-        ("nanoo", "nano"),
-        (checkpoint(tmp_path) / "config.json", "config.json"),
-    ):
-        with pytest.raises(ModelError, match=hint):
-            load_config(name)
-
-
-def test_experts_are_counted_wherever_a_config_names_them() -> None:
-    assert experts_of(families.config("llama")) == 0
-    assert experts_of(DbrxConfig(ffn_config={"moe_num_experts": 8})) == 8
-    assert experts_of(DeepseekV3Config(n_routed_experts=4)) == 4
 
 
 def saved(family: str, interpolation: str, folder: Path) -> dict:

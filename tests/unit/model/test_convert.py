@@ -10,8 +10,8 @@ from skipwise.errors import ModelError
 from skipwise.model import convert as module
 from skipwise.model.config import require_unchanged
 from skipwise.model.convert import convert
-from tests.parity.test_conversion import BAICHUAN, baichuan
-from tests.tiny import byte_tokenizer, checkpoint, sentencepiece_model
+from tests.parity.test_conversion import baichuan
+from tests.tiny import byte_tokenizer, sentencepiece_model
 
 REMOTE = {"auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}, "add_bos_token": False}
 
@@ -22,12 +22,6 @@ def gptj(tmp_path: Path) -> Path:
     config = GPTJConfig(vocab_size=97, n_positions=32, n_embd=32, n_layer=1, n_head=2, rotary_dim=8)
     GPTJForCausalLM(config).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def changed(folder: Path, **changes) -> Path:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
 
 
@@ -46,15 +40,6 @@ def test_the_tokenizer_is_copied(gptj: Path, tmp_path: Path) -> None:
     assert written("abc").input_ids == byte_tokenizer()("abc").input_ids
     assert written.chat_template == tokenizer.chat_template
     require_unchanged(out)
-
-
-def test_what_has_no_conversion_is_refused(gptj: Path, tmp_path: Path) -> None:
-    scaling = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
-    refused(changed(checkpoint(tmp_path / "llama"), rope_scaling=scaling), tmp_path / "out", "llama")  # a stock one
-    (tmp_path / "baichuan").mkdir()
-    config = {key: value for key, value in BAICHUAN.items() if key != "max_position_embeddings"}
-    (tmp_path / "baichuan" / "config.json").write_text(json.dumps(config))
-    refused(tmp_path / "baichuan", tmp_path / "out", "13B")  # ALiBi
 
 
 def test_a_missing_file_is_named(gptj: Path, tmp_path: Path) -> None:

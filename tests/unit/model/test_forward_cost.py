@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import MixtralConfig
 
-from skipwise.model.cost import ForwardCost, Speed, meta_model, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, meta_model
 from tests import families
 
 
@@ -33,14 +33,6 @@ def test_of_experts_those_count_that_a_token_chooses() -> None:
     one = 2.0 * 3 * 16 * 24  # an expert's three matrices
     assert costs[1].linear - costs[0].linear == one
     assert costs[2].linear - costs[0].linear == 3 * one
-
-
-def test_training_takes_three_forward_passes(monkeypatch) -> None:
-    config, cpu = families.config("llama"), torch.device("cpu")
-    monkeypatch.setattr(Speed, "measured", lambda *how: Speed(10.0, 20.0))
-    cost = ForwardCost.of(meta_model(config))
-    expected = 3 * 1000 * ((cost.linear + cost.output) / 10 + cost.pair * 64 / 2 / 20)
-    assert training_seconds(config, 1000, 64, "float32", cpu) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("family", "precision"), [("llama", "float32"), ("gemma3", "bf16"), ("mixtral", "float32")])

@@ -1,6 +1,5 @@
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +155,3 @@ def test_settings_that_are_damaged_or_do_not_fit_name_the_adapter(adapter: Path,
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"r": 4}) if text == "R" else text)
     with pytest.raises(ModelError, match="model"):
         load_model(adapter)
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_a_gpu_has_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate refuses 4-bit weights on "cuda" in a process with GPU "cuda:3"."""
-    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
-    for device, placed in (("cuda", "cuda:3"), (torch.device("cuda:1"), "cuda:1"), ("cpu", "cpu")):
-        assert lora.four_bit_settings(torch.bfloat16, device)["device_map"] == {"": torch.device(placed)}

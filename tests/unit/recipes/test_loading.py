@@ -23,31 +23,15 @@ def test_a_recipe_starts_from_another(tmp_path: Path) -> None:
     mine, nano = load_recipe(tmp_path / "mine.yaml"), load_recipe("nano")
     assert (mine.data.held_out, mine.training.max_steps) == (0.2, 3)
     assert mine.training.learning_rate == nano.training.learning_rate
-    (tmp_path / "near.yaml").write_text(
-        "extends: mine.yaml\nseed: 3\n"
-    )  # in the same folder, whatever the working folder
+    (tmp_path / "near.yaml").write_text("extends: mine.yaml\nseed: 3\n")  # beside it, whatever the working folder
     assert load_recipe(tmp_path / "near.yaml") == mine.model_copy(update={"seed": 3})
     (tmp_path / "all.yaml").write_text("extends: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
     everything = load_recipe(tmp_path / "all.yaml")
     assert (everything.lora, everything.original_length) == (None, None)
 
 
-def test_a_recipe_that_starts_from_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("extends: nanoo\n")
-    assert "'nanoo'" in message(tmp_path / "a.yaml")
-
-
 def test_a_missing_recipe_suggests_the_nearest() -> None:
     assert "llama-7b-16k?" in message("llama-7b-16")
-
-
-def test_a_file_comes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nano").mkdir()
-    assert load_recipe("nano").target == 2048
-    (tmp_path / "nano").rmdir()
-    (tmp_path / "nano").write_text("target: 4k", encoding="utf-8")
-    assert load_recipe("nano").target == 4096
 
 
 def test_a_dumped_recipe_reads_back_equal_with_every_default(tmp_path: Path) -> None:
@@ -117,27 +101,17 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path: Path, content: by
     assert value in said
 
 
-def test_a_merge_key_may_be_overridden() -> None:
-    assert read_text("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\n")["b"] == {"x": 3, "y": 2}
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
         ({"taget": "2k"}, ["unknown key taget", "target?"]),
         ({"positions.chunk": 3}, ["unknown key positions.chunk", "chunks?"]),
         ({"target": "2x"}, ["target = '2x'"]),
-        ({"target": True}, ["target = True"]),
-        ({"train_length": -256}, ["train_length = -256"]),
-        ({"evaluation.windows": ["1k", 0]}, ["evaluation.windows.1 = 0"]),
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'"]),
-        ({"training.learning_rate": float("inf")}, ["training.learning_rate = inf"]),
         ({"data": "my.txt"}, ["data = 'my.txt'"]),
         ({"method": "none"}, ["method = 'none'", "'pose'"]),
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "yarn?"]),
-        ({"positions.scheme": "posse"}, ["positions.scheme = 'posse'", "pose?"]),
         ({"taget": 1, "training.max_steps": 0}, ["\nunknown key taget", "training.max_steps = 0:"]),
-        ({"seed": "9" * 5000}, ["seed = '99"]),
     ],
 )
 def test_a_message_has_key_value_and_nearest_name(changes: dict[str, Any], parts: list[str]) -> None:

@@ -8,24 +8,11 @@ import pytest
 
 import skipwise
 from skipwise.errors import RecipeError
-from skipwise.method.positions import SCHEMES, randpos
 from skipwise.recipes.loading import dump_recipe, load_recipe, shipped_recipes
-from skipwise.recipes.schema import RATES, Positions, Recipe
+from skipwise.recipes.schema import RATES, Recipe
 
 PAPER_RUNS = {f"{family}-16k": 16384 for family in ("llama-7b", "llama2-7b", "gptj-6b", "baichuan2-7b")}
 PAPER_RUNS["llama-7b-128k"] = 131072
-ADAPTED = {
-    "smollm2-16k-quick",
-    "smollm2-32k",
-    "qwen3-8b-128k-lora",
-    "llama-3.1-8b-512k-lora",
-    "qwen3-8b-24gb",
-    "llama-3.1-8b-24gb",
-}
-
-
-def test_the_papers_runs_and_nano_are_shipped() -> None:
-    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS, *ADAPTED}
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -43,14 +30,8 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     assert (recipe.target, recipe.interpolation) == (PAPER_RUNS[name], "linear")
     assert (training.max_steps, training.global_batch_size, training.learning_rate) == (1000, 64, 2e-5)
     assert (training.warmup_steps, training.optim) == (10, "adamw_torch")
-    assert recipe.positions.model_dump() == {
-        "scheme": "pose",
-        "chunks": 2,
-        "lengths": "paper",
-        "skips": "uniform",
-        "content": "paper",
-        "no_skip_share": 0.0,
-    }
+    paper = {"lengths": "paper", "skips": "uniform", "content": "paper", "no_skip_share": 0.0}
+    assert recipe.positions.model_dump() == {"scheme": "pose", "chunks": 2, **paper}
     assert recipe.method == "paper"
     assert recipe.data.train_chunk_starts
     assert recipe.data.min_tokens in (2048, 4096)
@@ -58,13 +39,6 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     long = recipe.target > 16384
     assert (evaluation.stride, evaluation.num_prompts) == ((16384, 0) if long else (1024, 50))
     assert evaluation.windows is None or max(evaluation.windows) == recipe.target
-
-
-def test_training_fields_of_shipped_recipes_are_known_to_transformers() -> None:
-    arguments = pytest.importorskip("transformers.training_args").TrainingArguments
-    ours = {"global_batch_size", "precision", "save_dtype"}
-    for name in shipped_recipes():
-        assert load_recipe(name).training.model_dump().keys() - ours <= arguments.__dataclass_fields__.keys()
 
 
 def test_defaults_are_valid_and_not_shared() -> None:
@@ -75,28 +49,13 @@ def test_defaults_are_valid_and_not_shared() -> None:
     assert second == load_recipe() == load_recipe(None, {})
 
 
-def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    recipe = load_recipe(None, {"model": "~/m", "data.source": "~/t", "evaluation.source": "~/e"})
-    assert (recipe.model, recipe.data.source) == ("/somewhere/m", "/somewhere/t")
-    assert recipe.evaluation.source == ["/somewhere/e"]
-
-
 def test_a_recipes_own_settings_win_over_those_of_its_method(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("positions: {no_skip_share: 0.2}\n")
     (tmp_path / "child.yaml").write_text("extends: recipe.yaml\nmethod: paper\n")
     assert load_recipe(tmp_path / "recipe.yaml").data.train_chunk_starts is False
     child = load_recipe(tmp_path / "child.yaml")
-    assert (child.positions.no_skip_share, child.data.train_chunk_starts, child.training.adam_beta2) == (
-        0.2,
-        True,
-        0.999,
-    )
-
-
-def test_a_section_that_is_given_as_an_object_keeps_what_the_method_says_of_the_rest() -> None:
-    assert Recipe(positions=Positions(chunks=3)) == Recipe(positions={"chunks": 3})
-    assert Recipe(positions=Positions(chunks=3)).positions.content == "even"
+    assert child.positions.no_skip_share == 0.2
+    assert (child.data.train_chunk_starts, child.training.adam_beta2) == (True, 0.999)
 
 
 @pytest.mark.parametrize(("old", "new"), [("paper", "pose"), ("pose", "paper")])
@@ -129,34 +88,15 @@ def test_lora_turned_on_or_off_over_a_finished_runs_file_takes_its_own_rate(tmp_
     dump_recipe(load_recipe(None, {"lora": {}}), lora)
     assert (RATES[False], RATES[True]) == (2e-5, 2e-4)
     for path, changes, rate in [
-        (full, {}, 2e-5),
         (full, {"lora": {}}, 2e-4),
         (full, {"lora.r": 8}, 2e-4),
         (full, {"lora": {}, "training.learning_rate": 1e-5}, 1e-5),
-        (lora, {}, 2e-4),
         (lora, {"lora.r": 8}, 2e-4),
         (lora, {"lora": None}, 2e-5),
     ]:
         assert load_recipe(path, changes).training.learning_rate == rate
     full.write_text("training: {learning_rate: 2e-5}\n")  # says nothing of LoRA, so it means this rate
     assert load_recipe(full, {"lora": {}}).training.learning_rate == 2e-5
-
-
-def test_what_a_list_repeats_counts_once() -> None:
-    lists = {
-        "evaluation.models": ["trained", "trained"],
-        "evaluation.eval_steps": [5, 5],
-        "evaluation.windows": ["1k", 1024],
-        "evaluation.prompt_lengths": ["1k", "1k", "2k"],
-    }
-    evaluation = load_recipe(None, lists).evaluation
-    assert (evaluation.models, evaluation.eval_steps, evaluation.windows) == (["trained"], [5], [1024])
-    assert evaluation.prompt_lengths == [1024, 2048]
-
-
-def test_a_new_scheme_needs_only_its_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "mine", randpos)
-    assert Positions(scheme="mine").scheme == "mine"
 
 
 @pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
@@ -170,28 +110,13 @@ def test_any_training_argument_may_be_set(name: str) -> None:
     "changes",
     [
         {"positions.chunks": 0},
-        {"positions.chunks": 20_000},
         {"data.held_out": 1},
-        {"data.held_out": -0.1},
-        {"data.held_out": float("nan")},
         {"seed": -1},
-        {"seed": 2**32},
         {"training.max_steps": 0},
-        {"training.global_batch_size": 0},
-        {"training.per_device_train_batch_size": 0},
         {"training.learning_rate": 0},
-        {"training.warmup_steps": -1},
-        {"training.save_steps": 0},
-        {"training.save_total_limit": 0},
-        {"training.logging_steps": 0},
         {"target": 999999999999},
-        {"evaluation.documents": 0},
         {"evaluation.num_prompts": -1},
-        {"evaluation.num_prompts": 10**18},
         {"evaluation.save_best": "first"},
-        {"evaluation.models": []},
-        {"evaluation.windows": []},
-        {"evaluation.prompt_lengths": []},
     ],
 )
 def test_a_value_out_of_its_bounds_is_refused(changes: dict[str, Any]) -> None:
@@ -217,18 +142,3 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         load_recipe(None, changes)
     for part in parts:
         assert part in str(caught.value)
-
-
-@pytest.mark.parametrize("changes", [{"seed": 2**32 - 1, "training.max_steps": 1e3}])
-def test_settings_at_their_bounds_are_taken(changes: dict[str, Any]) -> None:
-    assert load_recipe(None, changes)
-
-
-def test_a_single_text_is_a_list_of_one() -> None:
-    recipe = load_recipe(None, {"evaluation.source": "a", "evaluation.tasks": "keys", "lora.target_modules": "q_proj"})
-    assert (recipe.evaluation.source, recipe.evaluation.tasks, recipe.lora.target_modules) == (
-        ["a"],
-        ["keys"],
-        ["q_proj"],
-    )
-    assert load_recipe(None, {"lora.target_modules": "all-linear"}).lora.target_modules == "all-linear"

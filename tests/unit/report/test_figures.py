@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from skipwise.method.coverage import coverage
@@ -13,9 +12,9 @@ from skipwise.report import figures
 from skipwise.report.canvas import Plot
 from skipwise.report.figures import draw_figures
 from skipwise.report.numbers import ReportData
-from skipwise.report.rows import Folder, read_folder
+from skipwise.report.rows import Folder
 from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
-from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_folder, readings, trials
+from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, readings, trials
 
 CURVE = CoverageRecord.of(coverage(256, 1024), "2 chunks")
 LOG = [TrainingRecord("pose", s, 3 - s / 100, 1e-4, 1.0, s * 512, 1e4) for s in range(1, 40)]
@@ -37,17 +36,6 @@ def drawn(tmp_path_factory):
     return folder, draw_figures(ReportData([RUN]), folder)
 
 
-@pytest.fixture(scope="module")
-def evaluation(tmp_path_factory):
-    """A model, and its base in its own window, where it finds 80% of the passkeys."""
-    levels = [9, 8, 7, 6, 5, 4.0]
-    own = [r for w in WINDOWS for r in (*readings("m", w, levels), *trials("m", w, 78))]
-    own += [RulerRecord("m", "vt", w, 0, 0, True, "float32", "d", score=0.5) for w in WINDOWS]
-    own += [RulerRecord("m", "niah_multikey_1:keys=8,values=2", 256, 0, 0, False, "float32", "d", score=0.5)]
-    base = [*readings("base", 256, 8.5), *trials("base", 256, 80)]
-    return read_folder(evaluation_folder(tmp_path_factory.mktemp("e") / "e", [*own, *base]))
-
-
 def test_every_figure_is_written_as_svg_png_and_csv(drawn):
     folder, made = drawn
     names = [figure.name for figure in made]
@@ -63,11 +51,6 @@ def test_every_figure_is_written_as_svg_png_and_csv(drawn):
         last = list(csv.DictReader(file))[-1]
     assert (last["model"], last["window"], last["documents"]) == ("PoSE", "2048", "6")
     assert float(last["low_95"]) < float(last["perplexity"]) < float(last["high_95"])
-
-
-def test_figures_without_records_are_not_drawn(tmp_path):
-    assert draw_figures(ReportData([run()]), tmp_path / "new") == []
-    assert plots_of(run(TrainingRecord("pose", 1, 3.0, 1e-4, None, 0, 0.0))) == {}
 
 
 def test_labels_have_the_name_of_the_run_and_stay_text(tmp_path):
@@ -88,26 +71,10 @@ def test_a_repeated_step_and_equal_coverage_of_two_runs_count_once():
     assert plots["coverage"].data == plots_of(run(CURVE))["coverage"].data
 
 
-def test_an_evaluation_has_figures_by_position(tmp_path):
-    levels = {"m": [9, 8, 7, 6, 5, 4.0], "base": [8, 7, 6, 8, 9, 9.0]}
-    records = [
-        *readings("m", 2048, levels["m"]), *readings("m", 256, [9, 8, 7, 8, 8, 8.0]), *readings("base", 256, levels["base"])
-    ]  # fmt: skip
-    found = plots_of(read_folder(evaluation_folder(tmp_path / "e", records)))
-    assert list(found) == ["perplexity", "gain", "excess", "first-tokens"]
-    gain = {row[1]: row[2:] for row in found["gain"].data}
-    assert list(gain) == [512, 1024, 2048]
-    assert gain[2048] == pytest.approx([np.log(2)] * 3, abs=1e-6)  # equal for all documents
-    excess = {row[1]: row[2] for row in found["excess"].data}
-    assert excess[2048] == pytest.approx(np.log(4 / 9))
-    first = {(row[0], row[1]): row[2] for row in found["first-tokens"].data}
-    assert first["m", 64] == pytest.approx(9)
-    assert [n for label, n in first if label == "base"] == [64, 128, 256]
-
-
-def test_ruler_has_averages_and_a_heat_map_of_tasks(evaluation, tmp_path):
-    assert draw_figures(ReportData([evaluation]), tmp_path)
-    plots = plots_of(evaluation)
-    assert [row[:4] for row in plots["ruler"].data] == [["m", w, 1, 0.5] for w in WINDOWS]
-    cells = {(row[1], row[2]): row[4] for row in plots["ruler-tasks"].data}
-    assert len(cells) == 5
+def test_ruler_has_averages_and_a_heat_map_of_tasks(tmp_path):
+    tasks = ("vt", "niah_multikey_1:keys=8,values=2")
+    folder = run(*(RulerRecord("m", task, n, 0, 0, True, "float32", "d", score=0.5) for task in tasks for n in WINDOWS))
+    assert "ruler-tasks" in [figure.name for figure in draw_figures(ReportData([folder]), tmp_path)]
+    plots = plots_of(folder)
+    assert [row[1] for row in plots["ruler"].data] == list(WINDOWS)
+    assert {row[4] for row in plots["ruler-tasks"].data} == {0.5}

@@ -33,19 +33,6 @@ def test_page_is_self_contained_and_runs_nothing(page):
     assert write_page([page.parent]).read_text() == text  # equal records, equal page
 
 
-@pytest.mark.parametrize(
-    ("near", "far", "value"),
-    [((2, 2), (2, 2), ""), ((0, 100), (0, 100), "0"), ((100, 100), (2, 2), ""), ((100, 100), (0, 100), "256")],
-)
-def test_numbers_csv_tells_an_unknown_effective_length_from_none(tmp_path, undrawn, near, far, value):
-    own = [*readings("m", 256, 15.0), *trials("m", 256, *near), *readings("m", 512, 15.0), *trials("m", 512, *far)]
-    base = [*readings("base", 256, 15.0), *trials("base", 256, 100)]
-    page = write_page([evaluation_folder(tmp_path / "e", [*own, *base])])
-    with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:
-        [row] = [row for row in csv.DictReader(file) if row["measure"] == "effective length"]
-    assert row["value"] == value
-
-
 def test_numbers_csv_has_every_number_of_the_page(page):
     with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -1,7 +1,6 @@
 """Publishing shows everything first, uploads it when told to, and reports a refusal of the hub."""
 
 import io
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from skipwise.recipes.schema import Data, Lora
 from skipwise.report import sharing as publishing
 from skipwise.report.numbers import ReportData
 from skipwise.report.rows import Folder
-from skipwise.report.sharing import license_of, write_card
+from skipwise.report.sharing import write_card
 from tests.measured import INFO, ORIGINAL, POSE
 from tests.tiny import checkpoint, llama
 
@@ -165,13 +164,6 @@ def test_a_card_has_its_table_and_figure_and_is_inert(model, tmp_path) -> None:
     assert (model / "figures.png").read_bytes() == b"png"
 
 
-def test_an_adapters_card_loads_it_on_its_base(model) -> None:
-    (model / "adapter_config.json").write_text(json.dumps({"skipwise_base": "owner/base"}))
-    text = card_of(model)
-    assert "owner/base" in text
-    assert "merge_and_unload" in text
-
-
 def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch, tmp_path_factory) -> None:
     base = tmp_path_factory.mktemp("base")
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
@@ -183,12 +175,3 @@ def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch,
     assert ("perplexity, sliding windows of 2,048 tokens", 15.4) in measured
     assert ("share found, prompts of 2,048 tokens", 0.98) in measured
     assert len(measured) == 8  # of the extended model alone
-
-
-@pytest.mark.parametrize(
-    ("card", "license"), [("---\nlicense: mit\n---\n", "mit"), ("---\n: : [\n---\n", None), (None, None)]
-)
-def test_a_license_is_taken_from_the_bases_card_if_it_names_one(tmp_path, card, license) -> None:
-    if card is not None:
-        (tmp_path / "README.md").write_text(card)
-    assert license_of(str(tmp_path)) == license

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +10,13 @@ from rich.console import Console
 
 from skipwise.errors import RunError
 from skipwise.report.numbers import Number, ReportData
-from skipwise.report.page import Table, rich_table, summary_markdown, summary_table, tables_of
+from skipwise.report.page import Table, rich_table, tables_of
 from skipwise.report.rows import COST_LIMIT, Folder, benchmarks_of, judge, read_folder, rows_of
 from skipwise.report.sharing import eval_results, scalars
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, append_record
 from skipwise.results.scores import PAPER
 from skipwise.results.statistics import FEWEST_SEGMENTS
-from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
+from tests.measured import INFO, WINDOWS, evaluation_folder, readings, run_folder, trials
 
 EDGES = [1, 64, 128, *WINDOWS]
 KINDS = ("prose", "mathematics", "code")
@@ -85,17 +84,6 @@ def test_a_high_cost_has_a_warning(more, warned) -> None:
     assert one.effective.claimed(256) is None  # no passkey was asked
 
 
-def test_baselines_are_first_and_equal_ones_are_merged() -> None:
-    def labels(*runs: tuple[str, list]) -> list[str]:
-        return [row.label for row in rows_of([Folder(name, records, INFO) for name, records in runs])]
-
-    assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "no training", "PoSE"]
-    assert labels(("a", [*POSE, *ORIGINAL]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
-    other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
-    runs = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]
-    assert labels(*runs)[:2] == ["a · original", "c · original"]
-
-
 def test_a_repeated_measurement_replaces_the_older_one() -> None:
     records = [*readings("pose", 256, 9), *readings("pose", 256, 8, digest="e"), *trials("pose", 256, 10, 10)]
     [row] = rows_of([Folder("a", [*records, *(replace(t, digest="e", hit=False) for t in records[-10:])], INFO)])
@@ -160,9 +148,6 @@ def test_an_evaluation_counts_its_missing_records(tmp_path) -> None:
     assert read_folder(folder).unfinished == ""
 
 
-BENCHMARK = BenchmarkRecord("m", "arc", "acc_norm", 25, 2048, None, "float32", "0.4", "d", 1172, 0.51234, 0.0146)
-
-
 def run(*records) -> Folder:
     return Folder("run", list(records), INFO)
 
@@ -217,18 +202,6 @@ def test_page_card_and_trackers_have_the_same_numbers(tmp_path) -> None:
     assert tables(*data.folders)["passkey"][0].rows == [["m", "90% [83, 94]", "90% [83, 94]"]]
 
 
-def test_an_evaluation_has_positions_and_benchmarks(tmp_path) -> None:
-    own = [r for w in (256, 2048) for r in readings("m", w, 15.0)]
-    records = [*own, *readings("base", 256, 15.0), BENCHMARK, replace(BENCHMARK, arm="base", standard_error=None)]
-    found = tables(read_folder(evaluation_folder(tmp_path / "e", records)))
-    assert found["perplexity"][0].rows[1] == ["base", "15.0 [14.9, 15.1]", "–"]
-    [benchmarks], [positions] = found["benchmarks"], found["position"]
-    assert benchmarks.rows == [["arc, 25-shot, acc_norm", "0.5123 (0.0146)", "0.5123"]]
-    assert positions.head == ["position", "loss (nats)", "gain by far text (nats)", "over the base (nats)"]
-    assert positions.rows[0] == ["1 .. 63", "2.708", "–", "+0.000 [+0.000, +0.000]"]
-    assert positions.rows[-1] == ["1,024 .. 2,047", "2.708", "+0.000 [+0.000, +0.000]", "+0.000 [+0.000, +0.000]"]
-
-
 def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) -> None:
     folder = read_folder(evaluation_folder(tmp_path / "e", [*paper("m", "1110"), *paper("base", "1010")]))
     [[table]] = tables(folder).values()
@@ -243,29 +216,6 @@ def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) ->
     folder = read_folder(evaluation_folder(tmp_path / "other", [*other, *paper("base", "1010")]))
     [[table]] = tables(folder).values()
     assert [row[3].endswith("*)") for row in table.rows[:3]] == [True, True, False]  # not paired; not run
-
-
-def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:
-    folder = run(*ORIGINAL, *PI_ONLY, *POSE, *readings("[red]x", 256, 1), *other_text(prose=0.05))
-    text = printed(summary_table(folder), markup=True)
-    assert printed(summary_table(folder), markup=False) == text
-    assert re.search(r"original +15\.7 +79\.0 +109 +134 +100% +0% +0% +0%", text)
-    assert "[red]x" in text
-    assert "+0.050 [+0.050, +0.050]" in text
-    assert max(map(len, text.splitlines())) <= 80
-    lengths = [256 * 2**k for k in range(7)]  # too wide for one table
-    wide = [r for n in lengths for r in (*readings("original", n, 101.0), *trials("original", n, 1, 10))]
-    text = printed(summary_table(run(*wide)))
-    assert re.search(r"original( +101){7} *\n", text)
-    assert re.search(r"original( +10%){7} *\n", text)
-
-
-def test_the_markdown_table_is_whole_and_inert() -> None:
-    lines = summary_markdown(ReportData([run(*ORIGINAL, *readings("a|<b>", 256, 1234))])).splitlines()
-    assert lines[0].startswith("| model | perplexity 256 | perplexity 512 |")
-    assert lines[2] == "| original | 15.7 | 79.0 | 109 | 134 | 100% | 0% | 0% | 0% |"
-    assert lines[3].startswith("| a\\|&lt;b&gt; | 1.2e3 | – |")
-    assert summary_markdown(ReportData([run()])) == ""
 
 
 def test_models_differ_from_the_first_on_the_same_prompts() -> None:

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from reproduction.bases import BASES
 from reproduction.claims import rows_of
 from reproduction.exhibits import EXHIBITS
 from reproduction.runs import SCALES, distinct, plan_runs, require_undecided, select
 from skipwise.errors import RecipeError
-from skipwise.evaluation.specification import specification_of
 from tests.tiny import checkpoint
 
 MAIN = ("main", "linear, 8x", "pose")
-PASSKEY = ("passkey", "yarn, 8x", "pose")
 
 
 def runs(name: str, seeds=(0,), scale="nano", out="/out", **changes):
@@ -63,29 +60,6 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
     assert key(*MAIN, model=models[0]) != key(*MAIN, model=models[1])
     assert key("families", "GPT-J", "yarn", out="/elsewhere") == key("families", "GPT-J", "yarn")
     assert len(distinct([runs("content"), runs("content")])) == len(runs("content"))
-
-
-def test_what_is_measured_follows_the_exhibit_and_what_the_user_changes() -> None:
-    rule = one(*PASSKEY).recipe.evaluation
-    assert rule.prompt_lengths == [256, 512, 1024, 2048, 3072, 4096]
-    assert (rule.num_prompts, rule.source, rule.windows[-1]) == (50, ["stdlib", "pydoc"], 2048)
-    changed = one(*PASSKEY, **{"evaluation.num_prompts": 3, "evaluation.source": ["x"]}).recipe.evaluation
-    assert (changed.num_prompts, changed.source) == (3, ["x"])
-    assert one("efficiency", *MAIN[1:], **{"training.max_steps": 50}).recipe.evaluation.eval_steps == [10, 30, 50]
-    extreme = one("extreme", "48x", "linear").recipe.evaluation
-    assert (extreme.windows, extreme.stride, extreme.tokens_per_document) == ([4096, 8192, 12288], 2048, 12288)
-    near = one("original-ability", "yarn, 64x", "pose").recipe
-    assert specification_of(near, 256, near.target, "float32").segment_lengths == [256]
-
-
-def test_families_begin_from_a_base_of_their_own_and_at_full_size_from_the_papers() -> None:
-    models = {run.block: run for run in runs("families")}
-    assert (models["LLaMA"].recipe.model, models["LLaMA"].base) == ("nano", "")
-    for family, base in BASES.items():
-        assert (models[family].base, models[family].original, models[family].target) == (family, base.window, 2048)
-    assert not any(run.base for run in runs("families", model="nano"))
-    papers = {run.block: run for run in runs("families", scale="paper")}
-    assert {run.target for run in papers.values()} == {16384}
 
 
 def test_what_makes_a_row_is_chosen_by_the_tables_names_and_not_changed() -> None:

@@ -83,13 +83,6 @@ def test_what_another_rule_measured_is_left_out(tmp_path) -> None:
     assert found.answers == {512: [{n: n < 40 for n in range(50)}]}
 
 
-def test_documents_are_pooled_and_of_one_read_twice_the_longer_reading_counts(tmp_path) -> None:
-    twice = [sliding(9.0, document="d0", tokens=600), *(sliding(2.0**i, document=f"d{i}") for i in range(6))]
-    found = scores(tmp_path, *twice)
-    assert found.perplexity("x", 512)[0] == pytest.approx(2 ** ((0 + 1 + 2 + 3) / 4))
-    assert (found.reading["x", 512], found.seeds) == ((128, 4), {"sliding": [0]})
-
-
 @pytest.mark.parametrize(
     ("rows", "seeds", "partial"),
     [

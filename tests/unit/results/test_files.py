@@ -72,16 +72,3 @@ def test_a_run_is_known_by_settings_text_and_base(tmp_path: Path) -> None:
     run.require_same({TRAINING_TEXT: "a", "a new text": "y"})
     with pytest.raises(RunError):
         run.require_same({BASE_MODEL: "other"})
-
-
-@pytest.mark.parametrize(
-    ("called", "command"),
-    [("/venv/bin/skipwise", "skipwise"), ("/checkout/reproduction/__main__.py", "python -m reproduction")],
-)
-def test_the_command_can_be_pasted_into_a_shell_and_is_kept(tmp_path: Path, monkeypatch, called, command) -> None:
-    monkeypatch.setattr(sys, "argv", [called, "extend", "--data", "my corpus/"])
-    run = RunFolder(tmp_path / "run")
-    run.begin()
-    assert run.read()["command"] == f"{command} extend --data 'my corpus/'"
-    run.begin(seed=1)  # an existing run keeps its facts
-    assert "seed" not in run.read()

@@ -14,7 +14,6 @@ from skipwise.model.config import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing, run as shared_run
-from skipwise.training.plan import print_plan
 from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 
@@ -56,40 +55,6 @@ def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
     with pytest.raises(RunError, match=r"tokenizer_config\.json"):  # before a dry run, which loads no weights
         prepared(tmp_path, tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("rope", "before"),
-    [
-        ({"rope_type": "default"}, "64"),
-        ({"rope_type": "linear", "factor": 2.0}, "64"),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, "256"),
-    ],
-)
-def test_the_plan_says_what_the_model_reads_now_and_which_scaling_is_replaced(
-    tmp_path, rope: dict, before: str
-) -> None:
-    model = checkpoint(tmp_path / "model", window=64, rope_parameters={"rope_theta": 1e4, **rope})
-    told = planned(prepared(tmp_path, model, interpolation="yarn", target=512, train_length=32))
-    assert f"{before} -> 512" in told
-    assert (f"{rope['rope_type']} x" in told) is ("factor" in rope)
-
-
-def planned(run: PreparedRun) -> str:
-    console = Console(file=io.StringIO(), width=300)
-    print_plan(run, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_factor_may_do(tmp_path) -> None:
-    model = checkpoint(tmp_path / "model", window=64)
-    settings = {"training.max_steps": 2000, "training.global_batch_size": 1, "train_length": 64, "target": "1k"}
-    settings |= {"training.learning_rate": 1e-3, "training.warmup_steps": 0.25}
-    run = prepared(tmp_path, model, **settings, interpolation="yarn")
-    epochs = 2000 * 64 / int(run.store.lengths[run.split.train].sum())
-    for said in ("0.001", "25%", f"{epochs:.1f} epochs", "16 times"):
-        assert said in planned(run)
-    assert "16 times" not in planned(prepared(tmp_path, model, **settings, interpolation="ntk"))
 
 
 def test_a_plan_refuses_what_a_launch_would(tmp_path: Path, monkeypatch) -> None:

@@ -2,8 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,7 +9,7 @@ from skipwise.errors import RunError
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import TrainingRecord, append_record
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import processes, run as subject
+from skipwise.training import run as subject
 from skipwise.training.run import begin_run, open_run, recipe_of
 
 
@@ -96,22 +94,6 @@ def test_a_folder_that_another_process_took_meanwhile_is_refused(tmp_path) -> No
     begun(tmp_path / "run", seed=1)
     with pytest.raises(RunError, match=str(tmp_path / "run")):
         begin_run(mine, load_recipe(), resume=False)
-
-
-@pytest.mark.parametrize(("engine", "whole"), [("zero3", True), ("ddp", False)])
-def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(monkeypatch, engine, whole) -> None:
-    """The engine is known by variables that are gone once the processes are finished."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv(processes.ENGINE, engine)
-    monkeypatch.setattr(processes, "is_first", lambda: True)
-    monkeypatch.setattr(processes, "finish", lambda: [monkeypatch.delenv(n) for n in ("WORLD_SIZE", processes.ENGINE)])
-    monkeypatch.setattr(subject, "check_frequencies", lambda *_: None)
-    monkeypatch.setattr(subject, "train", lambda *_, **__: SimpleNamespace(tokens_per_second=1.0, tokens=8))
-    monkeypatch.setattr(subject, "_whole", lambda *_: "whole")
-    prepared = MagicMock(precision="bf16")
-    run = SimpleNamespace(checkpoints=None, record=lambda **_: None, results=Path("results.jsonl"), read=lambda: {})
-    model = subject.train_run(prepared, "shard", run, resume=False)
-    assert model == ("whole" if whole else "shard")
 
 
 def test_a_run_is_timed_by_its_records_with_the_part_before_a_resume(tmp_path: Path) -> None:

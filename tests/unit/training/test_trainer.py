@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import NonFiniteLossError, RunError, TrainingError
 from skipwise.recipes import schema as recipe
@@ -103,15 +103,6 @@ def weights(model):
 
 def same(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_an_error_of_training_itself_stays_what_it_is(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise ValueError("in the middle")
-
-    monkeypatch.setattr(Trainer, "training_step", fail)
-    with pytest.raises(ValueError, match="in the middle"):
-        run(tmp_path)
 
 
 def test_examples_come_in_their_place_in_the_run(tmp_path):
@@ -218,20 +209,6 @@ def test_a_trained_model_that_nothing_names_leaves_memory_at_once(tmp_path, prec
         assert known() is None
     finally:
         gc.enable()
-
-
-def test_a_forward_that_was_set_before_training_stays(tmp_path) -> None:
-    model, called = tiny_model(), []
-    stock = model.forward
-
-    def forward(*args, **kwargs):
-        called.append(len(args))
-        return stock(*args, **kwargs)
-
-    model.forward = forward
-    run(tmp_path, model, precision="bf16")
-    assert model.forward is forward
-    assert called
 
 
 # --- what stops it ----------------------------------------------------------------------------------------
@@ -357,13 +334,6 @@ def test_the_best_steps_checkpoint_is_kept_and_its_weights_are_the_models(tmp_pa
     assert 3 in [record["step"] for record in records]  # a resume from there logs the same losses
 
 
-def test_a_damaged_best_checkpoint_is_refused(tmp_path):
-    run(tmp_path, max_steps=4, save_steps=2)
-    (tmp_path / "checkpoint-2" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(RunError, match="checkpoint-2"):
-        run(tmp_path, max_steps=4, save_steps=2, resume=True, best=lambda: 2)
-
-
 # --- what is shown ----------------------------------------------------------------------------------------
 
 
@@ -380,26 +350,11 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     assert re.fullmatch(r"training: 100%, step 20/20, loss \d\.\d{3}, [\d,]+ tokens/s, 0:00:\d\d elapsed", lines[-1])
 
 
-def test_a_bar_in_a_terminal(tmp_path, monkeypatch):
-    text = shown_on(monkeypatch, terminal=True)
-    run(tmp_path)
-    assert "step 4/4" in text.getvalue()
-    assert "tokens/s" in text.getvalue()
-
-
 def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
     run(tmp_path)
     checkpoints.mark_complete(tmp_path / "checkpoint-4", "ddp", 2)
     with pytest.raises(RunError, match=r"ddp in 2 .*ddp in 1"):
         run(tmp_path, resume=True)
-
-
-def test_speed_counts_this_session_only(tmp_path) -> None:
-    run(tmp_path, max_steps=4, save_steps=2)
-    shutil.rmtree(tmp_path / "checkpoint-4")
-    records = []
-    _, summary = run(tmp_path, max_steps=4, save_steps=2, logging_steps=2, resume=True, on_log=records.append)
-    assert summary.tokens_per_second == pytest.approx(2 * 4 * 8 / summary.seconds)
 
 
 def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):

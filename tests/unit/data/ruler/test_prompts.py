@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 from skipwise.data import ruler
 from skipwise.data.prompts import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
-from skipwise.data.ruler.sources import Library, Question
 from skipwise.data.ruler.tasks import PromptRequest, draw_frequent, frequent_forms
 from skipwise.errors import RecipeError, TooShortError
 from skipwise.model.loading import load_tokenizer
@@ -120,18 +119,6 @@ def test_fwe_has_the_fewest_units_whose_answer_is_one_from_there_on() -> None:
         coded = draw_frequent(0, units, different=60).text.split("coded words. ")[1].split("\n")[0].split()
         counts = [count for word, count in Counter(coded).most_common() if word != "..."]
         assert (counts[2] > counts[3]) is (units >= fewest)
-
-
-def test_a_question_that_does_not_fit_gives_way_to_a_spare(monkeypatch) -> None:
-    long, short = "long " * 800, "short"
-    asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
-    library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])
-    own = RulerData(["word"], True)
-    monkeypatch.setattr(ruler.tasks, "read_library", lambda folder, name: library)
-    assert ruler_prompt(BYTES, "qa_squad", 1000, 0, 0, own).answers == ("short",)
-    with pytest.raises(TooShortError) as error:
-        ruler_prompt(BYTES, "qa_squad", 1000, 0, 1, own)
-    assert error.value.shortest > 4000
 
 
 def test_names_have_settings(data) -> None:

@@ -45,16 +45,9 @@ def test_damaged_questions_are_refused(tmp_path, file, text) -> None:
         read_library(tmp_path, file)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"text": " "}', None])
-def test_unreadable_essays_are_refused(tmp_path, text) -> None:
+def test_unreadable_essays_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match=str(tmp_path)):  # has none of the files
         read_ruler_data(tmp_path)
-    with pytest.raises(DataError, match="nowhere"):
-        read_ruler_data(tmp_path / "nowhere")
-    if text is None:
-        (tmp_path / "PaulGrahamEssays").mkdir()
-        (tmp_path / "PaulGrahamEssays" / "a.txt").write_bytes(b"\xff\xfe")
-    else:
-        (tmp_path / "PaulGrahamEssays.json").write_text(text, encoding="utf-8")
+    (tmp_path / "PaulGrahamEssays.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="PaulGrahamEssays"):
         read_ruler_data(tmp_path)

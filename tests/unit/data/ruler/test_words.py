@@ -21,14 +21,6 @@ def test_pairs_are_the_sorted_list(adjectives, nouns) -> None:
     assert len(Pairs(adjectives, nouns)) == len(written(adjectives, nouns))
 
 
-def test_a_part_is_that_of_the_list() -> None:
-    pairs = Pairs(["quick", "blue", "blue-eyed"], ["sea", "eyed-sea", "zoo"])
-    listed = written(["quick", "blue", "blue-eyed"], ["sea", "eyed-sea", "zoo"])
-    assert pairs[-1] == listed[-1]
-    with pytest.raises(IndexError):
-        pairs[len(listed)]
-
-
 def test_the_words_are_wonderwords() -> None:
     assert len(common_words()) == len(set(common_words())) == 8166
     assert len(key_words()) == 6_171_620
