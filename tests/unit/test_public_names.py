@@ -1,6 +1,6 @@
 """``import skipwise`` is cheap, and every public name is there."""
 
-import re
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +26,9 @@ def test_public_names_exist_and_say_what_they_are() -> None:
     for name in skipwise.__all__:
         assert name in dir(skipwise)
         assert name == "__version__" or getattr(skipwise, name).__doc__
-    source = Path(skipwise.__file__).read_text(encoding="utf-8")
-    imports = {name: module for module, name in re.findall(r"from (\S+) import (\w+) as \2", source)}
+    tree = ast.parse(Path(skipwise.__file__).read_text(encoding="utf-8"))
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imports = {name.name: node.module for node in froms for name in node.names if name.asname == name.name}
     assert imports == skipwise._MODULES  # which type checkers see
     with pytest.raises(AttributeError):
         skipwise.pos  # noqa: B018

@@ -113,7 +113,7 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     path = Path(data.source)
     if data.source not in _PYTHON and not path.exists():
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", data.source) or data.source.lower().endswith(ENDINGS):
-            raise DataError(f"{_missing(path)}; give a file, a folder, a Hugging Face data set, or stdlib")
+            raise DataError(f"{_missing(data.source)}; give a file, a folder, a Hugging Face data set, or stdlib")
         return _data_set(data)
     for name in ("subset", "streaming", *([] if _has_splits(path) else ["split"])):
         if (value := getattr(data, name)) != Data.model_fields[name].default:
@@ -131,9 +131,10 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     return _files(data, files, unread=[name for name, _ in listed if not name.lower().endswith(ENDINGS)])
 
 
-def _missing(path: Path) -> str:
+def _missing(source: str) -> str:
+    path = Path(source)
     siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-    return f"{os.fspath(path)!r} is no file or folder{nearest(path.name, siblings)}"
+    return f"{source!r} is no file or folder{nearest(path.name, siblings)}"
 
 
 def other_source(data: Data, source: str) -> Data:
@@ -281,8 +282,8 @@ def _data_set(data: Data) -> Corpus:
     except Exception as error:  # the network, the hub, a split or a subset
         subset = f", subset {data.subset!r}" if data.subset else ""
         raise DataError(
-            f"{source if path.exists() else _missing(path)}: no data set with split {data.split!r}{subset} "
-            f"({type(error).__name__}: {reason(error)}). Check name, split and network, or give a folder by `Dataset.save_to_disk`"
+            f"{source if path.exists() else _missing(data.source)}: no data set with split {data.split!r}{subset} "
+            f"({type(error).__name__}: {reason(error)}). Give a folder of texts, or check name, split and network"
         ) from error
     name = path.resolve().name if path.exists() else source
     identity = f"{builder.hash} {builder.config.name} {data.split}" if streams else str(dataset._fingerprint)

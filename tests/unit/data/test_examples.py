@@ -139,8 +139,8 @@ def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
     named = PoseDataset.from_source(str(tmp_path), byte_tokenizer(), **options)
     assert named.documents.tolist() == of(held_out=0.1).documents.tolist()
     assert sum(every.store.lengths >= 64) == len(of(held_out=0, min_tokens=32).documents)  # a window at least
-    with pytest.raises(DataError, match=r"join documents, or lower data\.min_tokens$"):
+    with pytest.raises(DataError, match=r"or lower data\.min_tokens$"):
         of(min_tokens=100_000)
-    with pytest.raises(DataError, match=r"none of 30 documents .* data\.held_out"):
+    with pytest.raises(DataError, match=r"of 30 documents .* data\.held_out"):
         of(held_out=0.999)
     assert Data(source=tmp_path) == Data(source=str(tmp_path))
