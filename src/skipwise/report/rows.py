@@ -33,7 +33,7 @@ from skipwise.results.scores import (
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
-LESS_COST = "Lower training.learning_rate, or train on such text too"
+LESS_COST = "Train on such text too"
 
 
 @dataclass(frozen=True)
