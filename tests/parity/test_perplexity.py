@@ -13,7 +13,8 @@ from transformers import LlamaForCausalLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import perplexity
-from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, sliding_scores, sliding_windows
+from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, sliding_scores
+from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
 
 VOCABULARY = 61

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.errors import DataError, TooShortError
-from skipwise.evaluation.perplexity import fed_tokens, position_buckets, sliding_scores
+from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.retrieval import answers, ask, draw_prompt
 from skipwise.evaluation.specification import (
     RULER,
@@ -30,6 +30,7 @@ from skipwise.evaluation.specification import (
     other_text,
     read_texts,
 )
+from skipwise.evaluation.windows import position_buckets
 from skipwise.model.config import read_origin
 from skipwise.model.loading import load_tokenizer
 from skipwise.results.files import short_digest

@@ -24,7 +24,7 @@ from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.text import KINDS, Document, other_source, shipped_text
 from skipwise.data.tokenising import text_encoder, tokenise
 from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of, reason
-from skipwise.evaluation.perplexity import sliding_windows
+from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.config import (
     Origin,
     load_config,

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pydantic import TypeAdapter
 
 from skipwise.errors import RunError
-from skipwise.evaluation.perplexity import position_buckets
+from skipwise.evaluation.windows import position_buckets
 from skipwise.fit.score import Score
 from skipwise.method.interpolation import rope_parameters
 from skipwise.method.lengths import format_length

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.prompts import answer_ids, passkey_prompt
-from skipwise.evaluation.perplexity import inference, not_finite, position_buckets, sliding_scores
+from skipwise.evaluation.perplexity import inference, not_finite, sliding_scores
+from skipwise.evaluation.windows import position_buckets
 
 _CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved
 _PROMPTS, _PROMPT = 6, 512  # passkey prompts; tokens of one, at most the original window

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.evaluation.perplexity import Window, position_buckets, sliding_windows
+from skipwise.evaluation.windows import Window, position_buckets, sliding_windows
 
 
 @given(st.integers(0, 200), st.integers(2, 40), st.data())
