@@ -1,4 +1,4 @@
-"""Measure the models of ``skipwise evaluate`` and the arms of a run; forecast the time and memory of measuring.
+"""Measure the models of ``skipwise evaluate`` and of a run; forecast the time and memory of measuring.
 
 ``run.json`` has the settings, ``results.jsonl`` the records. The same command continues a stopped evaluation: a request that
 has a record, by its key, is not measured again.
