@@ -78,7 +78,7 @@ def counted(number: int, noun: str) -> str:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `` (did you mean x?)`` with the closest valid name, or nothing if none is close."""
-    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.65)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skipwise.errors import PeerError, RecipeError, SkipwiseError, one_of, out_of_memory, reason
+from skipwise.errors import PeerError, RecipeError, SkipwiseError, out_of_memory, reason
 from skipwise.method.lengths import LAST_SEED, parse_length
 from skipwise.recipes.names import expanded, model_name, without_passwords
 
@@ -62,7 +62,10 @@ def read_settings(text: str, assignments: list[str] | None, *more: str) -> "Reci
 
     changes = parse_changes(assignments or [])
     for key in changes:
-        one_of("--set", key, [*_TEXT, *more])
+        if key not in (valid := [*_TEXT, *more]):
+            raise RecipeError(
+                f"--set {key} is not for this command; it takes {', '.join(valid)}. Others have an option"
+            )
     return load_recipe(None, {"data.source": text, **changes})
 
 
