@@ -41,9 +41,7 @@ def path_option(help: str, *names: str, metavar: str = "FOLDER") -> Any:
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. training.learning_rate=1e-5")
 ]
-Interpolation = Annotated[
-    str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, power, theta, factors, fitted, fit.json")
-]
+Interpolation = Annotated[str | None, typer.Option(help="yarn, ntk, fitted or another [auto]; or a fit.json")]
 Lora = Annotated[bool, typer.Option("--lora", help="train LoRA only")]
 MethodName = Annotated[str | None, typer.Option(help="pose, or paper (PoSE as published)")]
 Model = Annotated[str, typer.Argument(parser=model_name, help="nano, smollm2, a model or run folder, a hub name")]

@@ -1,36 +1,26 @@
-"""Position interpolation: inverse frequencies in float64, and the ``rope_parameters`` that express them.
+"""Position interpolation: the ``rope_parameters`` of each, and the inverse frequencies that they have, in float64.
 
 RoPE rotates pair j of a query or key at position m by the angle m * theta_j, with theta_j = base^(-2j/d) for
 j = 0..d/2-1 (Su et al., RoFormer, 2021; d is the number of rotated dimensions of a head). Interpolation by the factor
 s = L_t / L_o changes theta_j, so that the model meets no new angle at a position below L_t. Each interpolation
-is a formula in ``frequencies`` and a dictionary in ``rope_parameters`` with which a stock transformers model computes
-the same formula; a parity test compares the two.
+is an entry of ``INTERPOLATIONS``: a function that returns the ``rope_parameters`` with which a stock transformers model
+computes it. A parity test compares ``frequencies`` with such a model.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from skipwise.errors import RecipeError, one_of
-
-NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised", "power", "theta", "factors")
 
 # Where YaRN's ramp starts and ends, in turns within the original window (Peng et al., 2023, section 3.2).
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 # Defaults of ``power``, which read better than YaRN on both models that were measured (docs/fit.md): the turns of the first
 # pair that gets the whole factor, the power, and k of the attention factor 1 + k ln s.
 POWER_SLOW, POWER, ATTENTION = 0.6, 2.0, 0.07
-_YARNS = ("yarn", "yarn-revised")
-_BELONGS = {  # setting: the interpolations that read it
-    "rope_theta": ("theta",),
-    "beta_fast": _YARNS,
-    "beta_slow": (*_YARNS, "power"),
-    "power": ("power",),
-    "attention_factor": (*_YARNS, "power", "factors"),
-    "factors": ("factors",),
-}
-_NEEDS = {"theta": "rope_theta", "factors": "factors"}
 # Far wider than what is published; beyond them angles leave float32, or attention its range.
 _BOUNDS = {
     "rope_theta": (1.0, 1e15),
@@ -90,6 +80,21 @@ class RopeSettings:
 DEFAULTS = RopeSettings()
 
 
+@dataclass(frozen=True)
+class Interpolation:
+    """An entry of ``INTERPOLATIONS``.
+
+    Attributes:
+        parameters: ``(rope, factor, settings) -> rope_parameters``, as ``_base`` or ``_longrope`` write them.
+        settings: the fields of ``RopeSettings`` that it reads.
+        needs: the one of them that it cannot do without.
+    """
+
+    parameters: Callable[[Rope, float, RopeSettings], dict[str, Any]]
+    settings: tuple[str, ...] = ()
+    needs: str | None = None
+
+
 def check_settings(name: str, settings: RopeSettings) -> None:
     """Require settings that belong to the interpolation, those that it needs, and numbers in their bounds.
 
@@ -98,46 +103,34 @@ def check_settings(name: str, settings: RopeSettings) -> None:
     Raises:
         RecipeError: the name is unknown, or a setting breaks its rule.
     """
-    one_of("interpolation", name, NAMES)
-    for key, names in _BELONGS.items():
+    one_of("interpolation", name, INTERPOLATIONS)
+    entry = INTERPOLATIONS[name]
+    for key, (least, most) in _BOUNDS.items():
         value = getattr(settings, key)
         if value is None:
-            if _NEEDS.get(name) == key:
+            if key == entry.needs:
                 raise RecipeError(f"rope.{key} is missing: interpolation {name} needs it; give it, or choose another")
             continue
-        if name not in names:
+        if key not in entry.settings:
+            names = [name for name, entry in INTERPOLATIONS.items() if key in entry.settings]
             raise RecipeError(
                 f"rope.{key} belongs to interpolation {' or '.join(names)}, not to {name}; leave it out, or choose "
                 f"interpolation {names[0]}"
             )
-        least, most = _BOUNDS[key]
         for number in value if key == "factors" else [value]:
             if not least <= number <= most:
                 raise RecipeError(f"rope.{key} {number} must lie in {least:g}..{most:g}; correct it")
     fast, slow = _betas(settings)
-    if name in _YARNS and fast <= slow:
+    if "beta_fast" in entry.settings and fast <= slow:
         raise RecipeError(
             f"rope.beta_fast {fast:g} must exceed rope.beta_slow {slow:g}; raise the one or lower the other"
         )
 
 
-def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> tuple[np.ndarray, float]:
-    """Return the interpolated theta_j, float64 [dim / 2], and the factor by which cos and sin are multiplied.
+def rope_parameters(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> dict[str, Any]:
+    """Return the ``rope_parameters`` with which a stock transformers model computes ``frequencies``.
 
-    - ``none``: theta_j.
-    - ``linear``: theta_j / s (Chen et al., 2023).
-    - ``ntk``: (base * s^(d/(d-2)))^(-2j/d), so that the slowest pair turns s times slower (NTK-aware, 2023).
-    - ``yarn``: m_j theta_j + (1 - m_j) theta_j / s, a mean of frequencies (Peng et al., 2023).
-    - ``yarn-revised``: theta_j / ((1 - m_j) s + m_j), a mean of periods, as in the code that the PoSE authors
-      released for LLaMA.
-    - ``power``: theta_j / s^(min(1, j / c)^power), where pair c turns beta_slow times within the original window. So
-      every pair but the first is divided, the slow ones by s; power 1 has the shape of LongRoPE2's start (Shang et al., 2025).
-    - ``theta``: rope_theta^(-2j/d), a base that is stated (adjusted base frequency, Xiong et al., 2023).
-    - ``factors``: theta_j / factors_j, a list that a search found (LongRoPE, Ding et al., 2024).
-
-    m_j falls from 1 for pairs that turn beta_fast times within the original window to 0 for pairs that turn beta_slow
-    times. Cos and sin are multiplied by ``attention_factor``: by default 0.1 ln s + 1 in both YaRNs, 0.07 ln s + 1 in
-    ``power``, sqrt(1 + ln s / ln L_o) in ``factors`` (LongRoPE), and always 1 in the others.
+    The caller must keep other entries of the model's own ``rope_parameters``, such as ``partial_rotary_factor``.
 
     Raises:
         RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
@@ -145,93 +138,142 @@ def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = D
     check_settings(name, settings)
     if factor < 1:
         raise RecipeError(f"factor {factor:g} must be at least 1; choose a target above the original length")
-    theta = rope.inverse_frequencies()
-    if name == "none":
-        return theta, 1.0
-    if name == "linear":
-        return theta / factor, 1.0
-    if name in ("ntk", "theta"):
-        base = _new_theta(name, rope, factor, settings)
-        return Rope(base, rope.dim, rope.original_length).inverse_frequencies(), 1.0
-    attention = _attention_factor(name, rope, factor, settings)
-    if name == "yarn":
-        mask = _yarn_mask(rope, settings)
-        return mask * theta + (1 - mask) * theta / factor, attention
-    return theta / _divisors(name, rope, factor, settings), attention
+    return INTERPOLATIONS[name].parameters(rope, float(factor), settings)
 
 
-def rope_parameters(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> dict[str, object]:
-    """Return the ``rope_parameters`` with which a stock transformers model computes ``frequencies``.
+def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> tuple[np.ndarray, float]:
+    """Return the interpolated theta_j, float64 [dim / 2], and the factor by which cos and sin are multiplied.
 
-    The caller must keep other entries of the model's own ``rope_parameters``, such as ``partial_rotary_factor``.
-    Revised YaRN, ``power`` and ``factors`` become ``longrope`` with equal short and long factors, so it never switches between them.
+    It is 1 where an interpolation has no attention factor.
 
     Raises:
         RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
     """
-    _, attention = frequencies(name, rope, factor, settings)  # validates all
-    if name == "none":
-        return {"rope_type": "default", "rope_theta": rope.theta}
-    if name == "linear":
-        return {"rope_type": "linear", "rope_theta": rope.theta, "factor": float(factor)}
-    if name in ("ntk", "theta"):
-        return {"rope_type": "default", "rope_theta": _new_theta(name, rope, factor, settings)}
-    shared = {
-        "rope_theta": rope.theta,
-        "factor": float(factor),
-        # Without this entry transformers would use the extended length as the original one.
-        "original_max_position_embeddings": rope.original_length,
-        "attention_factor": attention,
-    }
-    # Engines read the attention factor under other names: attn_factor, which multiplies YaRN's default, in vLLM and
-    # SGLang, and the mscales of longrope in both. transformers warns that these are unknown.
-    if name == "yarn":
-        beta_fast, beta_slow = _betas(settings)
-        times = attention / yarn_attention(factor)
-        told = {} if times == 1 else {"attn_factor": times}
-        return {"rope_type": "yarn", **shared, "beta_fast": beta_fast, "beta_slow": beta_slow, **told}
-    factors = _divisors(name, rope, factor, settings).tolist()
-    mscale = {"short_mscale": attention, "long_mscale": attention}
-    return {"rope_type": "longrope", **shared, "short_factor": factors, "long_factor": list(factors), **mscale}
+    made = rope_parameters(name, rope, factor, settings)
+    theta = Rope(made["rope_theta"], rope.dim, rope.original_length).inverse_frequencies()
+    if made["rope_type"] == "linear":
+        theta = theta / factor
+    elif made["rope_type"] == "yarn":
+        mask = _yarn_mask(rope, settings)
+        theta = mask * theta + (1 - mask) * theta / factor
+    elif made["rope_type"] == "longrope":
+        theta = theta / np.array(made["long_factor"])
+    return theta, made.get("attention_factor", 1.0)
 
 
-def _new_theta(name: str, rope: Rope, factor: float, settings: RopeSettings) -> float:
-    """Return the base of ``ntk`` or ``theta``."""
-    if name == "theta":
-        assert settings.rope_theta is not None  # check_settings
-        if settings.rope_theta <= rope.theta:
-            raise RecipeError(
-                f"rope.rope_theta {settings.rope_theta:,.12g} must exceed the model's own rope_theta, {rope.theta:,.12g}; "
-                "give a larger one"
-            )
-        return float(settings.rope_theta)
+def _none(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Keep theta_j."""
+    return _base(rope.theta)
+
+
+def _linear(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Divide every theta_j by s (Chen et al., 2023)."""
+    return {"rope_type": "linear", "rope_theta": rope.theta, "factor": factor}
+
+
+def _ntk(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Take base * s^(d/(d-2)), so that the slowest pair turns s times slower (NTK-aware, 2023)."""
     if rope.dim <= 2:
         raise RecipeError(f"ntk needs more than 2 rotated dimensions, the model has {rope.dim}; choose linear or yarn")
-    return rope.theta * factor ** (rope.dim / (rope.dim - 2))
+    return _base(rope.theta * factor ** (rope.dim / (rope.dim - 2)))
 
 
-def _divisors(name: str, rope: Rope, factor: float, settings: RopeSettings) -> np.ndarray:
-    """Return what ``yarn-revised``, ``power`` and ``factors`` divide theta_j by: float64 [dim / 2]."""
-    if name == "power":
-        slow = POWER_SLOW if settings.beta_slow is None else settings.beta_slow
-        last = pair_of(rope, slow)
-        if last <= 0:
-            raise RecipeError(
-                f"rope.beta_slow {slow:g} must be turns that a pair of the model makes within its "
-                f"{rope.original_length:,} tokens, and none does; choose a smaller one"
-            )
-        power = POWER if settings.power is None else settings.power
-        exponents: np.ndarray = np.minimum(1, np.arange(rope.dim // 2) / last) ** power
-        return factor**exponents
-    if name == "yarn-revised":
-        mask = _yarn_mask(rope, settings)
-        return (1 - mask) * factor + mask
+def _theta(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Take the base that is given (adjusted base frequency, Xiong et al., 2023)."""
+    assert settings.rope_theta is not None  # check_settings
+    if settings.rope_theta <= rope.theta:
+        raise RecipeError(
+            f"rope.rope_theta {settings.rope_theta:,.12g} must exceed the model's own rope_theta, {rope.theta:,.12g}; "
+            "give a larger one"
+        )
+    return _base(float(settings.rope_theta))
+
+
+def _yarn(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Take m_j theta_j + (1 - m_j) theta_j / s, a mean of frequencies (Peng et al., 2023)."""
+    _yarn_mask(rope, settings)  # refuses what no pair turns
+    beta_fast, beta_slow = _betas(settings)
+    scaled = _scaled(rope, factor, settings, yarn_attention(factor))
+    # vLLM and SGLang read attn_factor, which multiplies YaRN's default; transformers warns that it is unknown.
+    times = scaled["attention_factor"] / yarn_attention(factor)
+    others = {} if times == 1 else {"attn_factor": times}
+    return {"rope_type": "yarn", **scaled, "beta_fast": beta_fast, "beta_slow": beta_slow, **others}
+
+
+def _yarn_revised(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Divide by (1 - m_j) s + m_j, a mean of periods, as the code that the PoSE authors released for LLaMA."""
+    mask = _yarn_mask(rope, settings)
+    return _longrope((1 - mask) * factor + mask, rope, factor, settings, yarn_attention(factor))
+
+
+def _power(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Divide by s^(min(1, j / c)^power), where pair c turns beta_slow times within the original window.
+
+    So every pair but the first is divided, the slow ones by s; power 1 has the shape of LongRoPE2's start (Shang et al., 2025).
+    """
+    slow = POWER_SLOW if settings.beta_slow is None else settings.beta_slow
+    last = pair_of(rope, slow)
+    if last <= 0:
+        raise RecipeError(
+            f"rope.beta_slow {slow:g} must be turns that a pair of the model makes within its "
+            f"{rope.original_length:,} tokens, and none does; choose a smaller one"
+        )
+    power = POWER if settings.power is None else settings.power
+    exponents = np.minimum(1, np.arange(rope.dim // 2) / last) ** power
+    return _longrope(factor**exponents, rope, factor, settings, 1 + ATTENTION * math.log(factor))
+
+
+def _factors(rope: Rope, factor: float, settings: RopeSettings) -> dict[str, Any]:
+    """Divide theta_j by factors_j, a list that a search found (LongRoPE, Ding et al., 2024)."""
     factors = np.array(settings.factors, dtype=np.float64)
     if len(factors) != (pairs := len(rope.inverse_frequencies())):
         raise RecipeError(
             f"rope.factors has {len(factors)} numbers and must have {pairs}, one for each rotated pair of a head; correct it"
         )
-    return factors
+    # The attention factor of LongRoPE, as in transformers.
+    return _longrope(factors, rope, factor, settings, math.sqrt(1 + math.log(factor) / math.log(rope.original_length)))
+
+
+_YARN = ("beta_fast", "beta_slow", "attention_factor")
+INTERPOLATIONS = {
+    "none": Interpolation(_none),
+    "linear": Interpolation(_linear),
+    "ntk": Interpolation(_ntk),
+    "yarn": Interpolation(_yarn, _YARN),
+    "yarn-revised": Interpolation(_yarn_revised, _YARN),
+    "power": Interpolation(_power, ("beta_slow", "power", "attention_factor")),
+    "theta": Interpolation(_theta, ("rope_theta",), needs="rope_theta"),
+    "factors": Interpolation(_factors, ("attention_factor", "factors"), needs="factors"),
+}
+
+
+def _base(theta: float) -> dict[str, Any]:
+    """Return parameters with another base alone."""
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def _scaled(rope: Rope, factor: float, settings: RopeSettings, attention: float) -> dict[str, Any]:
+    """Return the parameters that YaRN and longrope share; ``attention`` is the default of the attention factor."""
+    return {
+        "rope_theta": rope.theta,
+        "factor": factor,
+        # Without this entry transformers would use the extended length as the original one.
+        "original_max_position_embeddings": rope.original_length,
+        "attention_factor": attention if settings.attention_factor is None else float(settings.attention_factor),
+    }
+
+
+def _longrope(
+    divisors: np.ndarray, rope: Rope, factor: float, settings: RopeSettings, attention: float
+) -> dict[str, Any]:
+    """Return parameters that divide theta_j by divisors_j: float64 [dim / 2].
+
+    The short and long factors are equal, so a model never switches between them. vLLM and SGLang read the mscales.
+    """
+    scaled = _scaled(rope, factor, settings, attention)
+    mscales = dict.fromkeys(("short_mscale", "long_mscale"), scaled["attention_factor"])
+    lists = {"short_factor": divisors.tolist(), "long_factor": divisors.tolist()}
+    return {"rope_type": "longrope", **scaled, **lists, **mscales}
 
 
 def _betas(settings: RopeSettings) -> tuple[float, float]:
@@ -245,7 +287,6 @@ def _yarn_mask(rope: Rope, settings: RopeSettings) -> np.ndarray:
 
     The ramp runs from floor(j(beta_fast)) to ceil(j(beta_slow)), as in YaRN's code and transformers.
     """
-
     beta_fast, beta_slow = _betas(settings)
     low = max(math.floor(pair_of(rope, beta_fast)), 0)
     high = min(math.ceil(pair_of(rope, beta_slow)), rope.dim - 1)
@@ -267,17 +308,6 @@ def pair_of(rope: Rope, turns: float) -> float:
 def turns_of(rope: Rope, pair: float) -> float:
     """Return how often a pair turns within the original window: the inverse of ``pair_of``."""
     return rope.original_length / (2 * math.pi * rope.theta ** (2 * pair / rope.dim))
-
-
-def _attention_factor(name: str, rope: Rope, factor: float, settings: RopeSettings) -> float:
-    """Return what the YaRNs, ``power`` and ``factors`` multiply cos and sin by; attention logits grow by its square."""
-    if settings.attention_factor is not None:
-        return float(settings.attention_factor)
-    if name == "factors":  # as transformers' longrope has it, from LongRoPE
-        return math.sqrt(1 + math.log(factor) / math.log(rope.original_length))
-    if name == "power":
-        return 1 + ATTENTION * math.log(factor)
-    return yarn_attention(factor)
 
 
 def yarn_attention(factor: float) -> float:

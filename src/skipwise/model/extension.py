@@ -38,7 +38,7 @@ class Extension:
 
     rope: Rope  # unscaled, with the original length
     target_length: int  # L_t in tokens
-    interpolation: str  # a name of ``skipwise.method.interpolation.NAMES``
+    interpolation: str  # a name of ``skipwise.method.interpolation.INTERPOLATIONS``
     settings: RopeSettings = DEFAULTS
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ def plan_extension(
         config: the config of any model with ``rope_parameters``.
         target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original length.
         original_length: L_o, if the config does not have the right one.
-        interpolation: a name of ``skipwise.method.interpolation.NAMES``; it replaces a scaling that the config already has.
+        interpolation: a name of ``skipwise.method.interpolation.INTERPOLATIONS``; it replaces a scaling that the config already has.
             Default: ``none``, and a config with a scaling is refused.
         rope: settings of the interpolation, as in a recipe's section ``rope``: ``{"rope_theta": 5e6}``.
         base_theta: ``rope_theta`` before any scaling, if the config has another.

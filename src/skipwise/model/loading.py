@@ -68,7 +68,7 @@ def load_model(
         extension: the extension to set; default: none.
         target_length: L_t in tokens, as 32768 or "32k": sets ``plan_extension(config, target_length=target_length,
             interpolation=interpolation)``.
-        interpolation: a name of ``skipwise.method.interpolation.NAMES``; default with ``target_length``: ``yarn``.
+        interpolation: a name of ``skipwise.method.interpolation.INTERPOLATIONS``; default with ``target_length``: ``yarn``.
         dtype: dtype of the weights, or its name, as "bfloat16".
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.

@@ -37,9 +37,11 @@ def is_fit(name: str) -> bool:
 
 
 def _interpolation(name: str) -> str:
-    if name not in interpolation.NAMES and os.path.isfile(fit := os.path.join(name, "fit.json")):
+    if name not in interpolation.INTERPOLATIONS and os.path.isfile(fit := os.path.join(name, "fit.json")):
         return fit  # in the folder of a fit
-    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED, AUTO))
+    return (
+        expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.INTERPOLATIONS, FITTED, AUTO))
+    )
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

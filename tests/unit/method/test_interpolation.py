@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.method.interpolation import NAMES, Rope, RopeSettings, check_settings, frequencies, rope_parameters
+from skipwise.method.interpolation import (
+    INTERPOLATIONS,
+    Rope,
+    RopeSettings,
+    check_settings,
+    frequencies,
+    rope_parameters,
+)
 from skipwise.method.lengths import format_length, parse_length
 
 ROPE = Rope(10_000.0, 32, 2048)
@@ -17,22 +24,15 @@ NUMBERS = {
     "attention_factor": 1.2,
     "factors": RISING,
 }
-READ = {
-    "yarn": {"beta_fast", "beta_slow", "attention_factor"},
-    "yarn-revised": {"beta_fast", "beta_slow", "attention_factor"},
-    "power": {"beta_slow", "power", "attention_factor"},
-    "theta": {"rope_theta"},
-    "factors": {"factors", "attention_factor"},
-}
-NEEDED = {"theta": "rope_theta", "factors": "factors"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", INTERPOLATIONS)
 @pytest.mark.parametrize("key", NUMBERS)
 def test_a_setting_changes_its_own_interpolations_and_is_refused_by_others(name: str, key: str) -> None:
-    needed = {NEEDED[name]: NUMBERS[NEEDED[name]]} if name in NEEDED else {}
+    needs = INTERPOLATIONS[name].needs
+    needed = {needs: NUMBERS[needs]} if needs else {}
     settings = RopeSettings(**{**needed, key: NUMBERS[key]})
-    if key not in READ.get(name, set()):
+    if key not in INTERPOLATIONS[name].settings:
         with pytest.raises(RecipeError):
             frequencies(name, ROPE, 8, settings)
     elif key not in needed:
