@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.cells import TESTED
 from tests.engines.matrix import Matrix
 from tests.engines.reading import READERS, python_of
 
@@ -19,4 +20,4 @@ def environments() -> None:
 
 @pytest.fixture(scope="session")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
-    return Matrix(tmp_path_factory.mktemp("matrix"))
+    return Matrix(tmp_path_factory.mktemp("matrix"), TESTED)

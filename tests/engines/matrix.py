@@ -13,10 +13,10 @@ from tests.engines.reading import READERS, compare_gguf, engine_of, read_many, r
 
 
 class Matrix:
-    """Checkpoints in a folder, and what each reader makes of them; each is read once."""
+    """Checkpoints of ``cells`` in a folder, and what each reader makes of them; each is read once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, cells: list[tuple[str, str]]) -> None:
+        self._folder, self._cells = folder, cells
         self.rows = cache(self._rows)
 
     @cache  # noqa: B019 (lives as long as the tests)
@@ -25,7 +25,7 @@ class Matrix:
 
     @cache  # noqa: B019
     def folders(self) -> dict[tuple[str, str], Path]:
-        return {cell: extended(self._folder, *cell) for cell in CELLS}
+        return {cell: extended(self._folder, *cell) for cell in self._cells}
 
     def _rows(self, reader: str) -> dict[tuple[str, str], Comparison]:
         reference = self.reference()
@@ -64,4 +64,4 @@ def table(matrix: Matrix) -> str:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
-        Path(sys.argv[1]).write_text(table(Matrix(Path(folder))), encoding="utf-8")
+        Path(sys.argv[1]).write_text(table(Matrix(Path(folder), CELLS)), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engines.cells import CELLS, WRONG, expected
+from tests.engines.cells import TESTED, WRONG, expected
 from tests.engines.matrix import Matrix, largest
 from tests.engines.reading import READERS
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(1800)  # the first test of a reader reads all c
 _FAR = 0.05
 
 
-@pytest.mark.parametrize(("family", "interpolation"), CELLS)
+@pytest.mark.parametrize(("family", "interpolation"), TESTED)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_checkpoint_is_read_right_or_refused(reader: str, family: str, interpolation: str, matrix: Matrix) -> None:
     made, wanted = matrix.rows(reader)[family, interpolation], expected(reader, family, interpolation)
