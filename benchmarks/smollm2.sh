@@ -8,7 +8,7 @@
 #     MICRO=8 benchmarks/smollm2.sh ...    windows at a time, for a GPU; the recipe's 2 suit a CPU
 #
 # A run is SCHEME-INTERPOLATION-SEED. The first also measures the
-# original and no training; `skipwise report FOLDER/*` compares all. docs/smollm2.md has what they show.
+# original and no training; `skipwise report FOLDER/*` compares all. docs/results.md has what they show.
 set -euo pipefail
 train=$(realpath "${1:?a folder of text to train on}") eval=$(realpath "${2:?a folder with books/ and reports/}")
 folder=${3:-runs/smollm2}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FILE = "fit.json"
 PUBLISHED = "YaRN as published"
 _WORTH = 0.01  # nats per token; what gains less is no reason to leave YaRN as published
-_HARMLESS = 0.15  # nats per token after a skip; settings that lose less are not ranked by it (docs/fit.md)
+_HARMLESS = 0.15  # nats per token after a skip; settings that lose less are not ranked by it (docs/method.md)
 _COLUMNS = 3  # of far places in the table
 _PLAIN = ("yarn", "ntk", "theta")  # what every engine serves
 _REQUEST = ("fingerprint", "original", "target", "text", "seed")  # what decides the measurements

@@ -1,7 +1,7 @@
 """What an interpolation costs an untrained model: text in one window, text after a skip, answers after a skip.
 
 One contiguous window of two to four original lengths ranks interpolations for 16 times the window nearly as a window of 64k
-does (docs/fit.md), but cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
+does (docs/method.md), but cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
 """
 
 from dataclasses import dataclass, replace

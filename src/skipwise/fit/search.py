@@ -40,7 +40,7 @@ from skipwise.training import processes
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
 # Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, math.inf), (1, math.inf), (2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
-_TRUSTED = 16  # factor up to which windows of a few original lengths rank settings (docs/fit.md)
+_TRUSTED = 16  # factor up to which windows of a few original lengths rank settings (docs/method.md)
 _HOPELESS = 0.5  # nats per token: a candidate that loses this much more after a skip is not read in one window
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k

@@ -18,7 +18,7 @@ from skipwise.errors import RecipeError, one_of
 
 # Where YaRN's ramp starts and ends, in turns within the original window (Peng et al., 2023, section 3.2).
 BETA_FAST, BETA_SLOW = 32.0, 1.0
-# Defaults of ``power``, which read better than YaRN on both models that were measured (docs/fit.md): the turns of the first
+# Defaults of ``power``, which read better than YaRN on both models that were measured (docs/results.md): the turns of the first
 # pair that gets the whole factor, the power, and k of the attention factor 1 + k ln s.
 POWER_SLOW, POWER, ATTENTION = 0.6, 2.0, 0.07
 # Far wider than what is published; beyond them angles leave float32, or attention its range.

@@ -29,7 +29,7 @@ from skipwise.model.config import (
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 
-_FITTED_FROM = 8  # times the original length (docs/fit.md)
+_FITTED_FROM = 8  # times the original length (docs/method.md)
 
 
 @dataclass(frozen=True)

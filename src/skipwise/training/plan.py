@@ -273,7 +273,7 @@ def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extens
     if target >= _LARGE * original and extension.interpolation in ("yarn", "yarn-revised"):
         console.print(
             f"{target / original:g} times the original window: at {_LARGE} times YaRN fails on one of two models, and fitted "
-            "settings do not. Choose --interpolation fitted (docs/fit.md)",
+            "settings do not. Choose --interpolation fitted (docs/results.md)",
             style="yellow",
         )
 
