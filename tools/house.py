@@ -72,6 +72,24 @@ def interface() -> dict[str, float]:
     return {"settings": settings(Recipe), "commands": len(commands), "options": len(options)}
 
 
+def readme() -> dict[str, float]:
+    """Count the README's lines and words, and its numbers and negations in 100 words of prose."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^(```.*?^```|\||!\[).*?$", "", text, flags=re.M | re.S)
+    prose = re.sub(r"^(\||!\[).*$|`[^`]*`|\]\([^)]*\)|https?://\S+", "", prose, flags=re.M)
+    words = len(prose.split())
+    found = {
+        "numbers": r"\b\d[\d.,]*",
+        "caveats": r"\b(not|no|never|without|only|but|may|fails?|refused?|unless|none|cannot)\b",
+        "hard negations": r"\b(not|no|none|never|without|cannot)\b",
+    }
+    shares = {
+        f"README: {name}, % of words": round(100 * len(re.findall(rule, prose, re.I)) / words, 1)
+        for name, rule in found.items()
+    }
+    return {"README: lines": text.count("\n"), "README: words": len(text.split()), **shares}
+
+
 def main() -> None:
     """Print the table."""
     rows = counts(ROOT / "src" / "skipwise")
@@ -85,6 +103,7 @@ def main() -> None:
         "test code lines / code lines": round(sum(map(code_lines, tests)) / rows["code lines"], 2),
         "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
     }
+    rows |= readme()
     for name, value in rows.items():
         print(f"{name:30} {value:>9,}")
 
