@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo reproduce test test-wheel test-versions test-distributed test-engines test-faults lint site clean
+.PHONY: help demo reproduce test test-wheel test-versions test-distributed test-engines test-faults lint site release clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
@@ -44,6 +44,11 @@ lint: $(VENV)/.installed-dev  ## style, types, which module may import which, an
 
 site: .venv-site/.installed  ## build the documents' site into site/; a broken link stops it
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --clean
+
+release:  ## build dist/ from a clean checkout, check it, and tag it with the package's version
+	test -z "$$(git status --porcelain)" || { echo "commit first: the checkout has changes"; exit 1; }
+	PYTHON=$(PYTHON) .ci/wheel
+	git tag -a "v$$(sed -nE 's/^__version__ = "(.*)"/\1/p' src/skipwise/__init__.py)" -m "Skipwise"
 
 clean:  ## remove the environment and every cache; runs/ stays
 	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest .venv-wheel .venv-site site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ The public names are imported on first use, so ``import skipwise`` takes no time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
 _PUBLIC = {
     "skipwise.data.examples": ["PoseDataset", "collate"],
