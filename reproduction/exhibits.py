@@ -139,7 +139,7 @@ EXHIBITS = {
         Exhibit(
             name="extreme",
             title="48 and 64 times the window",
-            source="Table 2",
+            source="Table 2 (96k, 128k)",
             blocks=(
                 Block("", 48, paper.EXTREME_96K, windows=(16, 32, 48)),
                 Block("", 64, paper.EXTREME_128K, windows=(16, 32, 48, 64)),
@@ -168,7 +168,7 @@ EXHIBITS = {
         Exhibit(
             name="original-ability",
             title="What extension costs inside the original window",
-            source="Table 3",
+            source="Table 3 (BoolQ, PIQA, ...)",
             blocks=(
                 *(Block(name, 8, windows=(1,)) for name in _PLAIN),
                 *(Block(name, 64, windows=(1,), only=("original", "pose")) for name in _PLAIN),

@@ -36,7 +36,8 @@ _DIFFERENCES = """\
 - Documents have at least as many tokens as the window, as in the paper. Full-length training has longer windows and reads
   only documents that fill one.
 - The other families are small models pretrained here on 8 million tokens each.
-- `original-ability` measures loss and next-token accuracy inside the original window in place of six benchmarks.
+- `original-ability` measures loss and next-token accuracy inside the original window. The six benchmarks of Table 3 were not run:
+  `skipwise evaluate MODEL --benchmarks paper` runs them on a model of your own.
 - `v = 0` and `v = u` of `content` begin anywhere in a document; in the paper, at its first token.
 - The paper's text describes YaRN; the authors' program has another form of it for LLaMA, here `yarn-revised`. Both are run."""
 
@@ -49,6 +50,14 @@ _AGAIN = """\
 A row is a run folder under `--out` (default: `runs/reproduction/arms`), named after what decides its weights, so exhibits
 share rows and a stopped command continues. With `--publish`, and the same `--text` and `--set`, its records become those of
 these pages."""
+
+_PAPER = """\
+    @inproceedings{zhu2024pose,
+      title = {PoSE: Efficient Context Window Extension of LLMs via Positional Skip-wise Training},
+      author = {Zhu, Dawei and Yang, Nan and Wang, Liang and Song, Yifan and Wu, Wenhao and Wei, Furu and Li, Sujian},
+      booktitle = {The Twelfth International Conference on Learning Representations (ICLR)},
+      year = {2024}, note = {arXiv:2309.10400}
+    }"""
 
 
 def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
@@ -65,7 +74,7 @@ def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
     parts += ["## How the miniature differs from the paper", _DIFFERENCES]
     if made := _made(plans, out):
         parts += ["## What made the records", made]
-    parts += ["## Run it again", _AGAIN]
+    parts += ["## Run it again", _AGAIN, "## The paper", _PAPER]
     index.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
