@@ -50,7 +50,8 @@ class TokenStore:
         self.largest_token: int = about["largest_token"]
         self.labelled: bool = about["labelled"]
         self.offsets: np.ndarray = np.concatenate([[0], np.fromfile(self.path / "ends.bin", dtype="<i8")])
-        self.tokens: np.ndarray = _mapped(self.path / "tokens.bin", np.dtype(about["dtype"]))
+        tokens, dtype = self.path / "tokens.bin", np.dtype(about["dtype"])  # an empty file cannot be mapped
+        self.tokens: np.ndarray = np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(0, dtype)
 
     def __len__(self) -> int:  # documents
         return len(self.offsets) - 1
@@ -59,8 +60,9 @@ class TokenStore:
         return TokenStore, (self.path,)
 
     @cached_property
-    def names(self) -> "Names":
-        return Names(self.path / "names.jsonl")
+    def names(self) -> list[str]:
+        with open(self.path / "names.jsonl", "rb") as lines:
+            return [json.loads(line) for line in lines]
 
     @cached_property
     def digests(self) -> np.ndarray:
@@ -92,26 +94,6 @@ class TokenStore:
     def document(self, index: int) -> np.ndarray:
         """Return the tokens of a document: uint16 or uint32 [tokens], a view of the map."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-
-class Names(Sequence[str]):
-    """The lines of ``names.jsonl``, memory-mapped: a large corpus has millions."""
-
-    def __init__(self, path: Path) -> None:
-        self._bytes = _mapped(path, np.dtype(np.uint8))
-        self._offsets = np.concatenate([[0], np.flatnonzero(self._bytes == ord("\n")) + 1])
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        begin, end = self._offsets[range(len(self))[index] :][:2]
-        return json.loads(self._bytes[begin:end].tobytes())
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Map a file; an empty one cannot be mapped."""
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
 
 
 class StoreWriter(ExitStack):

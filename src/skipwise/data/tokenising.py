@@ -14,8 +14,8 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
-from itertools import count, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,6 @@ _CUTS = (re.compile(r"\S(?= \S)|\S\n(?=\S)"), re.compile(r"\w(?=[^\w\s])|[^\w\s]
 _BLOCK = 2**14  # characters that are searched for places at a time
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
-
-_TESTED = 64  # documents of token ids that are decoded and encoded again
-_RUN, _RUNS = 64, 32  # tokens of a run, and runs of a document
-_MARGIN = 8  # tokens at either end of a run, where the cut may change the encoding
-_OWN = 0.5  # share of equal runs in a document of this tokenizer
 
 Ids = Sequence[int] | np.ndarray
 Flags = Sequence[bool] | np.ndarray
@@ -73,11 +68,7 @@ def build_token_store(
     """Tokenise a source, or open its store: the same content and tokenizer have the same store.
 
     A text gets the special tokens that the tokenizer adds to a single sequence. Two processes that need the same store build it
-    once.
-
-    Args:
-        on_progress: gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
-        on_message: gets a sentence about files that are not read.
+    once. ``on_progress`` gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
 
     Raises:
         DataError: the source cannot be read or tokenised.
@@ -162,8 +153,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Flags]]]:
     """Return a function from documents to each one's ids, and which of them are context."""
-    encode_texts, tested = text_encoder(tokenizer), count()
-    encode_chat = cache(lambda: chat_encoder(tokenizer))
+    encode_texts, encode_chat = text_encoder(tokenizer), chat_encoder(tokenizer)
 
     def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Flags]]:
         texts = encode_texts([document.text for document in documents if isinstance(document.text, str)])
@@ -171,36 +161,17 @@ def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iter
             if isinstance(document.text, str):
                 yield document, next(texts), ()
             elif isinstance(document.text, Conversation):
-                yield document, *encode_chat()(document.text, document.name)
+                yield document, *encode_chat(document.text, document.name)
             else:
-                ids, compare = document.text.ids, next(tested) < _TESTED
-                _check_tokens(ids, document.name, tokenizer, vocabulary, compare=compare)
+                ids = document.text.ids
+                if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
+                    raise DataError(
+                        f"{document.name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own "
+                        "tokenizer, or give text"
+                    )
                 yield document, ids, document.text.untrained
 
     return encode
-
-
-def _check_tokens(ids: np.ndarray, name: str, tokenizer: Any, vocabulary: int, *, compare: bool) -> None:
-    """Refuse ids outside 0..``vocabulary``, and if ``compare`` those that are other ones when decoded and encoded again.
-
-    A tokenizer's own ids are nearly equal then; those of another tokenizer are not.
-    """
-    if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
-        raise DataError(
-            f"{name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own tokenizer, or give text"
-        )
-    last, equal = len(ids) - _RUN, []
-    for begin in np.linspace(0, last, min(_RUNS, last + 1)).astype(int) if compare and last >= 0 else ():
-        run = ids[begin : begin + _RUN].tolist()
-        text = tokenizer.decode(run, clean_up_tokenization_spaces=False)
-        again = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        inner = run[_MARGIN:-_MARGIN]
-        equal.append(any(again[at : at + len(inner)] == inner for at in range(len(again) - len(inner) + 1)))
-    if equal and np.mean(equal) < _OWN:
-        raise DataError(
-            f"{name}: {np.mean(equal):.0%} of the tokens are the same when decoded and encoded again, so another tokenizer made "
-            "them; use the model's own, or give text"
-        )
 
 
 # --- long texts ---

@@ -38,7 +38,7 @@ from uuid import UUID
 
 import numpy as np
 
-from skipwise.data.prompts import Room, longest_prompt
+from skipwise.data.prompts import longest_prompt
 from skipwise.data.ruler.sources import (
     SHUFFLE_SEED,
     Library,
@@ -260,9 +260,9 @@ def _example_lines(request: PromptRequest, hops: int, chains: int) -> int:
 
     if request.length < _FULL_SIZE:
         return 0
-    room = Room(request.tokenizer, _EXAMPLE_TOKENS, reserved=_ANSWER_TOKENS)
     try:
-        most, _ = longest_prompt(room, drawn, range(1, _EXAMPLE_TOKENS), each=125.0)
+        parts = range(1, _EXAMPLE_TOKENS)
+        most, _ = longest_prompt(request.tokenizer, _EXAMPLE_TOKENS, drawn, parts, each=125.0, reserved=_ANSWER_TOKENS)
     except TooShortError:
         return 0
     return most * _EXAMPLE_STEP
