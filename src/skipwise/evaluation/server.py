@@ -22,8 +22,6 @@ from skipwise.evaluation.retrieval import Answer, Question, as_far_as_needed
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-AT_ONCE = 8  # requests
-TIMEOUT = 600.0  # seconds, as in OpenAI's client
 _LIST = 30.0  # seconds for the list of models
 # Servers take what a request leaves out from the model's generation_config.json, so all of greedy decoding is stated.
 _GREEDY: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
@@ -40,9 +38,9 @@ class Server:
     url: str  # without /v1
     name: str  # of the model
     engine: str  # with its version, if known
-    window: int | None = None  # tokens of prompt and answer; None if unknown
-    at_once: int = AT_ONCE  # requests
-    timeout: float = TIMEOUT  # seconds for one request
+    window: int | None  # tokens of prompt and answer; None if unknown
+    at_once: int  # requests
+    timeout: float  # seconds for one request
 
     def require_window(self, longest: int) -> None:
         """Require prompts of ``longest`` tokens, answers included, to fit the server's window."""
@@ -100,7 +98,7 @@ class Server:
                     task.cancel()
 
 
-def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeout: float = TIMEOUT) -> Server:
+def connect(url: str, name: str | None = None, *, at_once: int = 8, timeout: float = 600.0) -> Server:
     """Connect to the server at ``url``; ``name`` chooses among several models.
 
     Raises:

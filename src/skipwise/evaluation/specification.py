@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data import ruler
 from skipwise.data.prompts import TASKS
-from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
+from skipwise.data.store import TokenStore, split_by_name
 from skipwise.data.text import KINDS, Document, other_source, shipped_text
 from skipwise.data.tokenising import text_encoder, tokenise
-from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of, reason
+from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.config import (
     Origin,
@@ -37,7 +37,7 @@ from skipwise.model.config import (
 )
 from skipwise.model.extension import Extension
 from skipwise.model.forward import default_device, dtype_of
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.loading import load_model
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data, Evaluation, Recipe
 from skipwise.results.files import short_digest
@@ -273,10 +273,7 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         "tasks": read_tasks(settings["tasks"], Path(data) if data else None) if asks else [],
         "prompt_lengths": (settings.get("prompt_lengths") or windows) if asks else [],
     }
-    try:
-        made = Specification(**{**settings, **resolved, "original": original, "target": target})
-    except ValidationError as error:
-        raise RecipeError(f"{reason(error)}; correct it") from None
+    made = Specification(**{**settings, **resolved, "original": original, "target": target})
     for window in windows:
         sliding_windows(window, window, made.stride_of(window))  # refuses a stride that does not fit
     return made
@@ -304,6 +301,10 @@ class Segment:
     begin: int
     tokens: np.ndarray
 
+    @property
+    def bytes(self) -> bytes:
+        return np.asarray(self.tokens, dtype=np.int64).tobytes()
+
 
 @dataclass(frozen=True)
 class EvaluationText:
@@ -319,28 +320,23 @@ class EvaluationText:
     @property
     def digest(self) -> str:
         """SHA-256 in hex of the documents' names and tokens."""
-        digest = hashlib.sha256()
-        for segment in self.documents:
-            digest.update(segment.document.encode() + b"\0" + np.asarray(segment.tokens, dtype=np.int64).tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(b"".join(s.document.encode() + b"\0" + s.bytes for s in self.documents)).hexdigest()
 
 
 def read_texts(
     specification: Specification,
-    name: str,
+    tokenizer: PreTrainedTokenizerBase,
     origins: Sequence[Origin],
     console: Console,
     stores: Mapping[str, TokenStore] | None = None,
 ) -> list[EvaluationText]:
-    """Tokenise the texts for model ``name``, and choose the documents that are read of each.
+    """Tokenise the texts, and choose the documents that are read of each.
 
     ``origins`` have the documents that models were trained on; these are not read. ``stores`` are known token stores by source.
     """
     rule, texts = specification, list[EvaluationText]()
-    tokenizer, config = load_tokenizer(name), load_config(name)
     for text in rule.texts if rule.documents else []:
         store = (stores or {}).get(text.source) or tokenise(text, tokenizer, console)
-        check_vocabulary(store, config.get_text_config().vocab_size)
         among = fair_documents(store, text, origins, console)
         windows = filled_windows(store, among, rule.windows, console)
         limit = rule.tokens_read(windows[-1])
