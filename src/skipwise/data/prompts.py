@@ -2,13 +2,10 @@
 
 The passkey is that of the PoSE paper (Mohtashami and Jaggi, 2023). It is the only number in its prompt, so a model that finds
 any number passes. The prompts of ``keys_prompt`` hold several keys, those of ``lines_prompt`` nothing but numbers, and the
-question names one of them (after the lines of LongChat: Li et al., "How Long Can Open-Source LLMs Truly Promise on Context
-Length?", 2023).
+question names one of them (after LongChat: Li et al., "How Long Can Open-Source LLMs Truly Promise on Context Length?", 2023).
 
-A prompt is the longest that fits a number of tokens together with its answer, measured by the model's own tokenizer. Its ids
-are those of a text that goes on: with the tokenizer's usual special tokens, but no EOS at the end.
-
-To add a task, write its prompt function and enter it in ``TASKS``, the only list of them.
+A prompt is the longest that fits a number of tokens together with its answer, measured by the model's own tokenizer. To add a
+task, write its prompt function and enter it in ``TASKS``.
 """
 
 from collections.abc import Callable

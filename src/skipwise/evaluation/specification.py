@@ -7,6 +7,7 @@ extended model is the cost of the extension on that kind of text.
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +91,8 @@ def find_models(
 ) -> list[EvaluatedModel]:
     """Find the models ``names``, followed by the bases that are not among them.
 
-    Base and lengths that are not given come from ``skipwise.json`` of a model that ``skipwise extend`` made, or from the
-    config. An empty ``base`` means no base. ``length`` in tokens is for a config without a length.
+    Base and lengths that are not given come from ``skipwise.json``, or from the config. An empty ``base`` means no base.
+    ``length`` in tokens is for a config without a length.
     """
     named = {_place(name): name.rstrip("/") for name in names}
     names, base_of = list(named.values()), dict[str, str]()
@@ -240,14 +241,8 @@ def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> list[str
     ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``. The part after a comma in
     ``vt:hops=2,chains=3`` belongs to the name before it.
     """
-    whole: list[str] = []
-    for name in filter(None, (name.strip() for name in names)):
-        if "=" in name and ":" not in name and whole:
-            whole[-1] += f",{name}"
-        else:
-            whole.append(name)
     tasks: list[str] = []
-    for name in whole:
+    for name in filter(None, map(str.strip, re.split(r",(?!\s*\w+\s*=)", ",".join(names)))):
         own = name.removeprefix(RULER)
         if name == RULER.removesuffix(":"):
             tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
@@ -359,8 +354,8 @@ def read_texts(
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:
     """Return the documents that no model was trained on: int64 indices into ``store``.
 
-    Documents of the training text are matched by their text, and by name in the same source, where a document may have been
-    edited. The embedded model was trained on the standard library: of that only the held-out tenth is read.
+    Training documents are matched by text, and by name in the same source, where a document may have been edited. The embedded
+    model was trained on the standard library: of that only the held-out tenth is read.
     """
     fair = np.arange(len(store))
     shares = [Data().held_out] if text.source == "stdlib" else []

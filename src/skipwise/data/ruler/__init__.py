@@ -107,12 +107,8 @@ def canonical(name: str) -> str:
 def ruler_prompt(tokenizer: Any, task: str, length: int, seed: int, trial: int, data: RulerData) -> RulerPrompt:
     """Draw the longest prompt of a task that fits ``length`` tokens together with the task's ``answer_tokens``.
 
-    It is equal on every machine with the same tokenizer and data. The QA tasks take the question with the trial's number.
-
-    Raises:
-        RecipeError: the task or its setting is unknown, or the package with RULER's words is missing.
-        DataError: the file with the questions is missing or damaged.
-        TooShortError: no prompt fits; ``shortest`` is the least length.
+    It is equal on every machine with the same tokenizer and data. The QA tasks take the question with the trial's number. A
+    ``TooShortError`` has the least length in ``shortest``.
     """
     ruler, settings = ruler_task(task)
     # 32 bits decide everything random in a prompt: draw number CRC-32(task) of (seed, length, trial).
