@@ -4,18 +4,16 @@
     CACHE/tokens/.draft-FINGERPRINT/    a store that is being written; after a kill, the next build continues it
     CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
-The threads of the tokenizers library tokenise; memory holds a batch of documents, or the longest document.
+The threads of the tokenizers library tokenise; memory holds a batch of documents, 150 bytes for each character.
 """
 
 import hashlib
 import json
 import math
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,6 @@ from skipwise.progress import progress
 from skipwise.recipes.schema import Data
 from skipwise.results.files import default_cache, is_shared, sync_folder
 
-PIECE = 2**18  # characters of a piece of a long text; the library takes 180 bytes of memory for each
-_TOGETHER = 16  # pieces that are encoded at a time
-_TRIED = 64  # places to cut a piece
-AROUND = 512  # characters on each side of a cut that decide whether it is exact
-_CUTS = (re.compile(r"\S(?= \S)|\S\n(?=\S)"), re.compile(r"\w(?=[^\w\s])|[^\w\s](?=\w)"))  # cut at the end of a match
-_BLOCK = 2**14  # characters that are searched for places at a time
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
 
@@ -174,9 +166,6 @@ def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iter
     return encode
 
 
-# --- long texts ---
-
-
 def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
     """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -187,54 +176,4 @@ def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-
-    def encode(texts: Sequence[str]) -> Iterator[Ids]:
-        short = iter(backend.encode_batch_fast([text for text in texts if len(text) <= PIECE]))
-        for text in texts:
-            yield next(short).ids if len(text) <= PIECE else _encode_long(backend, text)
-
-    return encode
-
-
-def _encode_long(backend: Any, text: str) -> Ids:
-    """Return the ids of a long text, encoded in pieces, int64 [tokens].
-
-    A piece repeats the character before its cut, so that no prefix is added; the ids of that character are dropped. A text
-    without a place to cut is encoded whole.
-    """
-    sample = backend.encode("a")  # the special tokens around it are those around every text
-    first, last = (mask.index(0) for mask in (sample.special_tokens_mask, sample.special_tokens_mask[::-1]))
-    cuts = [0]
-    while cut := next((n for n in islice(_places(text, cuts[-1]), _TRIED) if _is_exact(backend, text, n)), None):
-        cuts.append(cut)
-    spans = list(zip(cuts, [*cuts[1:], len(text)], strict=True))
-    parts = [sample.ids[:first]]
-    for number in range(0, len(spans), _TOGETHER):
-        batch = spans[number : number + _TOGETHER]
-        leads = _plain(backend, [text[max(begin - 1, 0) : begin] for begin, _ in batch])
-        pieces = _plain(backend, [text[max(begin - 1, 0) : end] for begin, end in batch])
-        parts += [np.array(ids[len(lead) :], dtype=np.int64) for lead, ids in zip(leads, pieces, strict=True)]
-    return np.concatenate([*parts, sample.ids[len(sample.ids) - last :]]).astype(np.int64)
-
-
-def _plain(backend: Any, texts: list[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-def _is_exact(backend: Any, text: str, place: int) -> bool:
-    """Return True if the ids around ``place`` are those on its left, then those on its right."""
-    before, after = max(place - AROUND, 0), place + AROUND
-    whole, left, right, lead = _plain(
-        backend, [text[before:after], text[before:place], text[place - 1 : after], text[place - 1 : place]]
-    )
-    return right[: len(lead)] == lead and whole == left + right[len(lead) :]
-
-
-def _places(text: str, begin: int) -> Iterator[int]:
-    """Yield places to cut a piece that starts at ``begin``, the last first: between words and lines, then at punctuation."""
-    end = begin + PIECE
-    if end >= len(text):
-        return
-    for pattern in _CUTS:
-        for stop in range(end, begin + PIECE // 2, -_BLOCK):
-            yield from reversed([match.end() for match in pattern.finditer(text, max(begin + 1, stop - _BLOCK), stop)])
+    return lambda texts: (encoding.ids for encoding in backend.encode_batch_fast(list(texts)))

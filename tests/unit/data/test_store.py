@@ -74,18 +74,21 @@ class TestContents:
         assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
         assert used.backend_tokenizer.truncation == state
 
-    def test_batches_and_pieces_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
+    def test_batches_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
         for number in range(3):
             (corpus / f"{number}.txt").write_text("the sky is blue\n" * 50 * (number + 1))
         whole = build_token_store(corpus, tokenizer)
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
-        monkeypatch.setattr(tokenising, "PIECE", 100)
         seen = []
         monkeypatch.setenv("SKIPWISE_CACHE", str(cache / "cut"))
         cut = build_token_store(corpus, tokenizer, on_progress=lambda *counts: seen.append(counts))
         assert contents(cut) == contents(whole)
         # An empty document does not fill a batch.
         assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
+
+    def test_a_tokenizer_without_a_rust_side(self):
+        slow = lambda texts, **options: {"input_ids": [[len(text)] for text in texts]}  # noqa: E731
+        assert list(tokenising.text_encoder(slow)(["ab", "c" * 10])) == [[2], [10]]
 
 
 class TestCache:
