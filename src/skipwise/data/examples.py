@@ -22,9 +22,8 @@ import torch
 from torch.utils.data import default_collate
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.store import TokenStore, split_documents
+from skipwise.data.store import TokenStore, build_token_store, split_documents
 from skipwise.data.text import IGNORED
-from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import SCHEMES, Plans

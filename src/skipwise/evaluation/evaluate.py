@@ -75,10 +75,6 @@ def evaluate(
 
     ``shard`` is (i, n): part i of n of the requests is measured; part 1 runs the benchmarks too. Records of the folders
     ``earlier`` are taken over. A ``server`` answers the prompts of the first model.
-
-    Raises:
-        RunError: ``out`` has another evaluation, or a text changed.
-        DataError: there is nothing to measure.
     """
     fields = [{key: value for key, value in vars(model).items() if key != "extension"} for model in models]
     settings = specification.facts | {"models": fields}
@@ -260,10 +256,9 @@ def plan_evaluation(
     precision: str,
     console: Console,
 ) -> RunEvaluation:
-    """Plan every measurement of a run, before training.
+    """Plan every measurement of a run, before training; the documents of ``origin`` are trained on and not read.
 
-    ``store`` holds the training text; the documents of ``origin`` are trained on and not read. The original model also reads
-    in its own window; the untrained one reads no text of other kinds.
+    The original model also reads in its own window; the untrained one reads no text of other kinds.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)

@@ -51,10 +51,8 @@ class Server:
             )
 
     def answers(self, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> Iterator[Answer]:
-        """Answer each question; yield answers as they arrive.
-
-        Prompts are sent in the order of their token ids, so that the server's prefix cache is used.
-        """
+        """Answer each question; yield answers as they arrive."""
+        # By their token ids, for the server's prefix cache.
         order = sorted(range(len(questions)), key=lambda i: questions[i].ids)
         room = [question.most if self.window is None else self.window - len(question.ids) for question in questions]
         bodies = [{"prompt": questions[i].ids, "max_tokens": min(questions[i].most, room[i])} for i in order]
@@ -99,12 +97,7 @@ class Server:
 
 
 def connect(url: str, name: str | None = None, *, at_once: int = 8, timeout: float = 600.0) -> Server:
-    """Connect to the server at ``url``; ``name`` chooses among several models.
-
-    Raises:
-        RecipeError: ``url`` is no address, or ``name`` is not served, or is needed.
-        EvaluationError: the server cannot be reached, or has another protocol.
-    """
+    """Connect to the server at ``url``; ``name`` chooses among several models."""
     if find_spec("openai") is None:
         raise RecipeError(f"--server needs openai: {pip_install('server')}")
     parsed = urlsplit(url.strip())

@@ -1,8 +1,7 @@
 """What is measured: the models, the section ``evaluation`` with its defaults resolved, and the texts.
 
 Texts are documents that no model was trained on, the longest first, and segments of documents. Text of other kinds ships with
-the package: prose, mathematics and code, in segments inside the original window. The difference of the losses of base and
-extended model is the cost of the extension on that kind of text.
+the package: prose, mathematics and code, in segments inside the original window.
 """
 
 import hashlib
@@ -21,9 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data import ruler
 from skipwise.data.prompts import TASKS
-from skipwise.data.store import TokenStore, split_by_name
+from skipwise.data.store import TokenStore, split_by_name, text_encoder, tokenise
 from skipwise.data.text import KINDS, Document, other_source, shipped_text
-from skipwise.data.tokenising import text_encoder, tokenise
 from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.config import (
@@ -184,10 +182,7 @@ class Specification(Evaluation):
     server: str | None = None  # engine that answers the prompts
 
     def stride_of(self, window: int) -> int:
-        """Return the stride: ``stride``, or max(original / 2, target / 16), at most half the window.
-
-        The default also serves a base's window that is narrower than ``stride``.
-        """
+        """Return the stride: ``stride``, or the default, also for a base's narrower window."""
         if self.stride and (self.stride <= window or window in self.windows):
             return self.stride
         return min(max(self.original // 2, self.target // 16), window // 2)
@@ -236,16 +231,16 @@ def is_ruler(task: str) -> bool:
 
 
 def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> list[str]:
-    """Return the tasks of names such as ``passkey``, ``ruler``, ``ruler:vt`` and ``vt:hops=2``, each once.
+    """Return the tasks of names such as ``passkey``, ``ruler``, ``ruler:vt`` and ``vt:hops=2,chains=3``, each once.
 
-    ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``. The part after a comma in
-    ``vt:hops=2,chains=3`` belongs to the name before it.
+    ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``.
     """
     tasks: list[str] = []
     for name in filter(None, map(str.strip, re.split(r",(?!\s*\w+\s*=)", ",".join(names)))):
         own = name.removeprefix(RULER)
         if name == RULER.removesuffix(":"):
-            tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
+            files = [None, *ruler.read_ruler_data(ruler_data).question_files]
+            tasks += [RULER + task for task, rule in ruler.TASKS.items() if rule.file in files]
         elif is_ruler(name) or own.partition(":")[0] in ruler.TASKS:
             tasks.append(RULER + ruler.canonical(own))
         else:
@@ -413,8 +408,7 @@ def longest_documents(
 def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most: int) -> list[Segment]:
     """Cut ``candidates`` into disjoint segments of ``length`` tokens, and take the first ``most``.
 
-    The first segment of every document comes before the second of any: documents differ more than parts of a document. The
-    list is empty if no document is that long.
+    The first segment of every document comes before the second of any: documents differ more than parts of a document.
     """
     places = [
         (begin, rank, int(document))

@@ -11,9 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from skipwise.data.examples import PoseDataset
-from skipwise.data.store import TokenStore
+from skipwise.data.store import TokenStore, build_token_store
 from skipwise.data.text import IGNORED
-from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from tests.tiny import byte_tokenizer

@@ -7,8 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from skipwise.data.store import split_by_name
-from skipwise.data.tokenising import tokenise
+from skipwise.data.store import split_by_name, tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
 from skipwise.evaluation.specification import Specification, find_models

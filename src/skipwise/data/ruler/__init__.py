@@ -78,11 +78,6 @@ TASKS: dict[str, RulerTask] = {
 }
 
 
-def possible_tasks(data: RulerData) -> list[str]:
-    """Return the names of the tasks that ``data`` has the texts for."""
-    return [name for name, task in TASKS.items() if task.file in (None, *data.question_files)]
-
-
 def ruler_task(name: str) -> tuple[RulerTask, dict[str, int]]:
     """Return the task of a name, and the settings that the name changes: ``vt:hops=2,chains=3``."""
     base, _, changes = name.partition(":")

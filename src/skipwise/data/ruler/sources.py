@@ -22,6 +22,7 @@ from skipwise.errors import DataError, RecipeError, pip_install, reason
 SHUFFLE_SEED = 42  # RULER shuffles needles, words and documents with this seed in every prompt
 QUESTION_FILES = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 _ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
+# A sentence ends at a space after . ! or ?, perhaps with one quotation mark or closing bracket between.
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
 Found = TypeVar("Found")
@@ -56,7 +57,7 @@ class RulerData:
 
 
 def read_ruler_data(folder: Path | None = None) -> RulerData:
-    """Read the essays, if there are any, and note where the questions are; without essays, shipped prose replaces them."""
+    """Read the essays, or shipped prose in their place; note where the questions are."""
     if folder and (words := read_file(_read_essays, folder / _ESSAYS, "RULER's essays").split()):
         return RulerData(words, True, folder)
     data = RulerData(shipped_text("prose").split(), False, folder)
@@ -84,7 +85,7 @@ def read_file(read: Callable[[Path], Found], path: Path, origin: str) -> Found:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut a text at single spaces after . ! or ?, with one quotation mark or closing bracket between, if any."""
+    """Cut a text with single spaces into sentences."""
     return _END.split(text)
 
 
