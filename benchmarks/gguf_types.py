@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from skipwise.cli.terminal import prepare_process
-from skipwise.data.tokenising import tokenise
+from skipwise.data.store import tokenise
 from skipwise.engines.check import COMPARED, Request, engine_here, model_folder
 from skipwise.engines.export import TYPES, write_gguf
 from skipwise.engines.read import READERS

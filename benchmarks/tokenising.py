@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from skipwise.data.store import build_token_store
 from skipwise.data.text import open_corpus
-from skipwise.data.tokenising import build_token_store
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_tokenizer
 

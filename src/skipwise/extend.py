@@ -16,14 +16,14 @@ from transformers import PreTrainedModel
 from skipwise.errors import SkipwiseError, counted
 from skipwise.evaluation.evaluate import (
     RunEvaluation,
-    explained_answers,
+    answer,
     measure,
     plan_evaluation,
     require_measurable,
     seconds_here,
     time_of,
 )
-from skipwise.evaluation.plan import missing
+from skipwise.evaluation.plan import QUIET, missing
 from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.config import require_unchanged
@@ -160,9 +160,9 @@ def _train(
     recipe = prepared.recipe
 
     def measure_step(step: int) -> None:
-        if step in recipe.measured_steps:
-            for batch in missing(evaluation.step_batches(step), results.keys):
-                results.append(*explained_answers(model, batch))
+        batches = missing(evaluation.step_batches(step), results.keys) if step in recipe.measured_steps else []
+        if batches:
+            answer(model, batches, QUIET, results.append)
 
     def best() -> int | None:
         losses = evaluation.far_losses(results.records)

@@ -199,7 +199,7 @@ def _import_everything() -> None:
     import torch
 
     import skipwise.cli
-    import skipwise.data.tokenising
+    import skipwise.data.store
     import skipwise.evaluation.evaluate
     import skipwise.extend
     import skipwise.report.page
@@ -209,7 +209,7 @@ def _import_everything() -> None:
         with suppress(ImportError):
             __import__(name)
     torch.set_num_threads(1)
-    skipwise.data.tokenising._BATCH_DOCUMENTS = 8  # so that a tiny text has several batches
+    skipwise.data.store._BATCH_DOCUMENTS = 8  # so that a tiny text has several batches
     skipwise.report.page.draw_figures = lambda *_: []  # seconds; they decide nothing
 
 

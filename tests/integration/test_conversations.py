@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.data.tokenising import build_token_store
+from skipwise.data.store import build_token_store
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord, TrainingRecord, read_records

@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.store import TokenStore
+from skipwise.data.store import TokenStore, build_token_store
 from skipwise.data.text import IGNORED
-from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.attention import mask_by_position
 from skipwise.recipes.schema import Data, Positions, Training

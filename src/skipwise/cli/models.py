@@ -23,7 +23,6 @@ from skipwise.errors import RecipeError, one_of, pip_install
 from skipwise.method.lengths import MOST_TRIALS
 from skipwise.recipes.names import expanded, model_name
 
-_ONLY = ("perplexity", "prompts", "benchmarks")
 _SETTINGS = [
     f"evaluation.{key}" for key in ("stride", "tokens_per_document", "prompt_lengths", "ruler_data", "other_texts")
 ]
@@ -77,7 +76,7 @@ def evaluate(
     console = prepare_process()
     from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.server import connect
-    from skipwise.evaluation.specification import doubled_windows, find_models, specify
+    from skipwise.evaluation.specification import find_models, specify
     from skipwise.model.forward import choose_precision
     from skipwise.report.page import evaluation_summary, write_page
     from skipwise.report.rows import read_folder
@@ -86,40 +85,30 @@ def evaluate(
     if windows and longest:
         raise RecipeError(f"--lengths {lengths} and --target {target} contradict; give one")
     if only:
-        one_of("--only", only, _ONLY)
+        one_of("--only", only, ("perplexity", "prompts", "benchmarks"))
     settings = read_settings(data, set_, *_SETTINGS)
     serving = connect(server, server_model, at_once=server_requests, timeout=server_timeout) if server else None
     if serving and (len(models) > 1 or tasks == "none"):
         raise RecipeError("--server answers the prompts of one model; give one model and --tasks")
-    alone = bool(only or serving)  # then a base and, for prompts, documents are measured only if given
-    found = find_models(
-        models,
-        "" if base == "none" or (alone and base is None) else base,
-        read_length(original),
-        longest or max(windows, default=None),
-    )
-    first = min(model.original for model in found)
-    windows = windows or doubled_windows(first, longest or max(model.target for model in found))
+    if base is None and (only or serving):  # then a base and, for prompts, documents are measured only if given
+        base = "none"
+    highest = longest or max(windows, default=None)
+    found = find_models(models, "" if base == "none" else base, read_length(original), highest)
     if documents is None:
         documents = 0 if only in ("prompts", "benchmarks") or (serving and only is None) else 16
-    chosen = settings.evaluation
-    specification = specify(
-        first,
-        max(windows),
-        texts=[settings.data],
-        windows=windows,
-        stride=chosen.stride,
-        documents=documents,
-        tokens_per_document=chosen.tokens_per_document,
-        other_texts=chosen.other_texts and only is None,
-        tasks=[] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
-        ruler_data=chosen.ruler_data,
-        prompt_lengths=chosen.prompt_lengths,
-        num_prompts=num_prompts,
-        seed=seed,
-        precision=choose_precision(precision),
-        server=serving.engine if serving else None,
-    )
+    chosen = settings.evaluation.model_dump() | {
+        "texts": [settings.data],
+        "windows": windows,
+        "documents": documents,
+        "other_texts": settings.evaluation.other_texts and only is None,
+        "tasks": [] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
+        "num_prompts": num_prompts,
+        "seed": seed,
+        "precision": choose_precision(precision),
+        "server": serving.engine if serving else None,
+    }
+    originals, targets = [model.original for model in found], [model.target for model in found]
+    specification = specify(min(originals), highest or max(targets), **chosen)
     exams = None
     if only == "benchmarks" or (benchmarks and only is None):
         if find_spec("lm_eval") is None:
@@ -131,8 +120,7 @@ def evaluate(
         plan = plan_models(found, specification, console).only(part)
         console.print(f"records: {len(plan.requests):,}; {time_here(plan)}", soft_wrap=True)
         return
-    if only and out is None:
-        out = Path("evaluations") / f"{found[0].label.replace('/', '-')}-{only}"
+    name = found[0].label.replace("/", "-") + (f"-{only}" if only else "")
     folder = evaluate(
         found,
         specification,
@@ -140,7 +128,7 @@ def evaluate(
         benchmarks=exams,
         server=serving,
         earlier=earlier or (),
-        out=out,
+        out=out or Path("evaluations") / name,
         console=console,
     )
     page = write_page([folder.path])

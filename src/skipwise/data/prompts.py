@@ -2,13 +2,10 @@
 
 The passkey is that of the PoSE paper (Mohtashami and Jaggi, 2023). It is the only number in its prompt, so a model that finds
 any number passes. The prompts of ``keys_prompt`` hold several keys, those of ``lines_prompt`` nothing but numbers, and the
-question names one of them (after the lines of LongChat: Li et al., "How Long Can Open-Source LLMs Truly Promise on Context
-Length?", 2023).
+question names one of them (after LongChat: Li et al., "How Long Can Open-Source LLMs Truly Promise on Context Length?", 2023).
 
-A prompt is the longest that fits a number of tokens together with its answer, measured by the model's own tokenizer. Its ids
-are those of a text that goes on: with the tokenizer's usual special tokens, but no EOS at the end.
-
-To add a task, write its prompt function and enter it in ``TASKS``, the only list of them.
+A prompt is the longest that fits a number of tokens together with its answer, measured by the model's own tokenizer. To add a
+task, write its prompt function and enter it in ``TASKS``.
 """
 
 from collections.abc import Callable
@@ -52,43 +49,40 @@ class Prompt:
     depth: float  # share of the filler before the number, in [0, 1]
 
 
-@dataclass(frozen=True)
-class Room:
-    """The tokens that a prompt and its answer may take together."""
-
-    tokenizer: "PreTrainedTokenizerBase"
-    length: int
-    reserved: int = 0  # of ``length``, kept free after the answer
-    what: str = "a retrieval prompt"  # in the message of the error
-
-    def measured(self, text: str, answer: str) -> tuple[list[int], int]:
-        """Return the ids of a prompt, and the tokens that it takes with its answer and what is reserved."""
-        ids = encode(self.tokenizer, text)
-        return ids, len(ids) + (len(answer_ids(self.tokenizer, answer)) if answer else 0) + self.reserved
-
-
 def longest_prompt(
-    room: Room, drawn: Callable[[int], tuple[str, str]], parts: range, *, each: float = 10.0
+    tokenizer: "PreTrainedTokenizerBase",
+    length: int,
+    drawn: Callable[[int], tuple[str, str]],
+    parts: range,
+    *,
+    each: float = 10.0,
+    reserved: int = 0,
+    what: str = "a retrieval prompt",
 ) -> tuple[int, list[int]]:
-    """Return the most parts that fit the room as a prompt with its answer, and the prompt's ids.
+    """Return the most parts that fit ``length`` tokens as a prompt with its answer, and the prompt's ids.
 
     The tokens grow almost linearly with the parts, so each step tries the count at which a line through the nearest two
-    measurements meets the room's length.
+    measurements meets the length.
 
     Args:
-        room: the length, and the tokenizer that measures it.
-        drawn: returns prompt and answer for a number of parts; an empty answer if the room reserves what it takes.
-        parts: the numbers of parts to search.
+        drawn: returns prompt and answer for a number of ``parts``; an empty answer if ``reserved`` tokens hold it.
         each: tokens that a part has, or a few times as many: where the search begins.
+        what: the prompt's name in the message of the error.
 
     Raises:
         TooShortError: not even the fewest parts fit.
     """
+
+    def measured(count: int) -> tuple[list[int], int]:
+        text, answer = drawn(count)
+        ids = encode(tokenizer, text)
+        return ids, len(ids) + (len(answer_ids(tokenizer, answer)) if answer else 0) + reserved
+
     low, high = parts[0], parts[-1] + 1
-    ids, fits = room.measured(*drawn(low))
-    if fits > room.length:
+    ids, fits = measured(low)
+    if fits > length:
         raise TooShortError(
-            f"length {room.length} is too short for {room.what}: the shortest has {fits} tokens with its answer; choose at "
+            f"length {length} is too short for {what}: the shortest has {fits} tokens with its answer; choose at "
             "least that (--lengths, evaluation.prompt_lengths), or no prompts",
             shortest=fits,
         )
@@ -96,11 +90,11 @@ def longest_prompt(
     while high - low > 1:
         if exceeds is not None:
             each = max(1.0, (exceeds - fits) / (high - low))
-        middle = min(max(low + int((room.length - fits) / each), low + 1), high - 1)
-        measured, needed = room.measured(*drawn(middle))
-        if needed <= room.length:
+        middle = min(max(low + int((length - fits) / each), low + 1), high - 1)
+        longer, needed = measured(middle)
+        if needed <= length:
             each = max(1.0, (needed - fits) / (middle - low))
-            low, ids, fits = middle, measured, needed
+            low, ids, fits = middle, longer, needed
         else:
             high, exceeds = middle, needed
     return low, ids
@@ -140,11 +134,7 @@ def passkey_prompt(
 ) -> Prompt:
     """Draw the longest passkey prompt that fits ``length`` tokens together with its answer.
 
-    One more sentence of filler, at the same depth, would not fit.
-
-    Args:
-        rng: draws the key, and the depth if it is not given.
-        depth: share of the filler before the key, 0 to 1; default: uniform.
+    ``depth`` is the share of the filler before the key, 0 to 1; default: uniform.
     """
     key = str(int(rng.integers(10_000, 100_000)))
     share = rng.random() if depth is None else depth
@@ -155,7 +145,7 @@ def passkey_prompt(
     def drawn(sentences: int) -> tuple[str, str]:
         return passkey_text(key, before(sentences), sentences - before(sentences)), key
 
-    most, ids = longest_prompt(Room(tokenizer, length), drawn, range(max(length, 0) + 1), each=_SENTENCE_TOKENS)
+    most, ids = longest_prompt(tokenizer, length, drawn, range(max(length, 0) + 1), each=_SENTENCE_TOKENS)
     return Prompt(ids, key, before(most) / most if most else 0.0)
 
 
@@ -180,7 +170,7 @@ def keys_prompt(
         question = f"What is the pass key of {names[0]}? The pass key of {names[0]} is"
         return _KEYS_HEAD + "".join(f"{line}\n" for line in lines if line) + question, keys[0]
 
-    most, ids = longest_prompt(Room(tokenizer, length), drawn, range(max(length, 0) + 1))
+    most, ids = longest_prompt(tokenizer, length, drawn, range(max(length, 0) + 1))
     return Prompt(ids, keys[0], int(places[0] * most + 0.5) / most if most else 0.0)
 
 
@@ -201,7 +191,7 @@ def lines_prompt(
         question = f"What is the number in line {name}? In line {name}, the number is"
         return _LINES_HEAD + "".join(lines[:count]) + question, numbers[target(count)]
 
-    count, ids = longest_prompt(Room(tokenizer, length), drawn, range(2, most + 1))
+    count, ids = longest_prompt(tokenizer, length, drawn, range(2, most + 1))
     return Prompt(ids, numbers[target(count)], target(count) / (count - 1))
 
 

@@ -1,35 +1,53 @@
-"""Keep the tokens of all documents on the disk, memory-mapped, and split the documents.
+"""Keep the tokens of all documents on the disk, memory-mapped; build the store of a source, and split its documents.
 
-    CACHE/tokens/FINGERPRINT/
+    CACHE/tokens/FINGERPRINT/           one store for a content and a tokenizer
       tokens.bin     tokens of all documents in order; uint16 or uint32
       ends.bin       int64 [documents]: document i ends before tokens[ends[i]]
       names.jsonl    a name per line
       digests.bin    uint64 [documents]: hash of each document's content
       context.bin    int64 [spans, 2]: spans of tokens.bin that are no answers of an assistant, or that labels leave out; empty for text
       store.json     schema, counts, and the manifest of the other files; written last
+    CACHE/tokens/.draft-FINGERPRINT/    a store that is being written; after a kill, the next build continues it
+    CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
-All numbers are little-endian. ``skipwise.data.tokenising`` builds a store, and checks the manifest where it opens one.
+All numbers are little-endian. The threads of the tokenizers library tokenise; memory holds a batch of documents, 150 bytes for
+each character.
 """
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import math
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from filelock import FileLock
+from rich.console import Console
 
-from skipwise.data.text import Document, is_held_out
+from skipwise.data.chat import Conversation, chat_encoder
+from skipwise.data.text import Corpus, Document, Tokens, is_held_out, open_corpus
 from skipwise.errors import DataError, counted
+from skipwise.progress import progress
 from skipwise.recipes.schema import Data
-from skipwise.results.files import read_json, require_sealed, seal, write_json
+from skipwise.results.files import default_cache, is_shared, read_json, require_sealed, seal, sync_folder, write_json
 
 SCHEMA = 6
 FILES = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")
 
+_BATCH_CHARACTERS = 2**22  # keep every core busy
+_BATCH_DOCUMENTS = 2**13
 _REMOVE = "remove the folder, and it is built again"
+
+Ids = Sequence[int] | np.ndarray
+Flags = Sequence[bool] | np.ndarray
+OnProgress = Callable[[int, int, float | None], None]
+OnMessage = Callable[[str], None]
 
 
 class TokenStore:
@@ -50,7 +68,8 @@ class TokenStore:
         self.largest_token: int = about["largest_token"]
         self.labelled: bool = about["labelled"]
         self.offsets: np.ndarray = np.concatenate([[0], np.fromfile(self.path / "ends.bin", dtype="<i8")])
-        self.tokens: np.ndarray = _mapped(self.path / "tokens.bin", np.dtype(about["dtype"]))
+        tokens, dtype = self.path / "tokens.bin", np.dtype(about["dtype"])  # an empty file cannot be mapped
+        self.tokens: np.ndarray = np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(0, dtype)
 
     def __len__(self) -> int:  # documents
         return len(self.offsets) - 1
@@ -59,8 +78,9 @@ class TokenStore:
         return TokenStore, (self.path,)
 
     @cached_property
-    def names(self) -> "Names":
-        return Names(self.path / "names.jsonl")
+    def names(self) -> list[str]:
+        with open(self.path / "names.jsonl", "rb") as lines:
+            return [json.loads(line) for line in lines]
 
     @cached_property
     def digests(self) -> np.ndarray:
@@ -92,26 +112,6 @@ class TokenStore:
     def document(self, index: int) -> np.ndarray:
         """Return the tokens of a document: uint16 or uint32 [tokens], a view of the map."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-
-class Names(Sequence[str]):
-    """The lines of ``names.jsonl``, memory-mapped: a large corpus has millions."""
-
-    def __init__(self, path: Path) -> None:
-        self._bytes = _mapped(path, np.dtype(np.uint8))
-        self._offsets = np.concatenate([[0], np.flatnonzero(self._bytes == ord("\n")) + 1])
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def __getitem__(self, index: Any) -> Any:
-        begin, end = self._offsets[range(len(self))[index] :][:2]
-        return json.loads(self._bytes[begin:end].tobytes())
-
-
-def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Map a file; an empty one cannot be mapped."""
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
 
 
 class StoreWriter(ExitStack):
@@ -180,6 +180,153 @@ def open_store(path: Path) -> TokenStore:
         raise DataError(f"{path / 'store.json'} is damaged ({error}); {_REMOVE}") from error
     require_sealed(path, manifest, _REMOVE)
     return TokenStore(path)
+
+
+# --- building a store ---
+
+
+def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
+    """Return ``build_token_store`` of a source, with progress on the console."""
+    warn = partial(console.print, style="yellow", markup=False, soft_wrap=True)
+    with progress(f"tokenising {Data.of(source).source}", None, console, transient=True) as work:
+
+        def show(documents: int, tokens: int, share: float | None) -> None:
+            status = f"{counted(documents, 'document')}, {tokens:,} tokens"
+            work.reach(share or work.done, total=1.0 if share else None, status=status)
+
+        return build_token_store(source, tokenizer, on_progress=show, on_message=warn)
+
+
+def build_token_store(
+    source: str | Path | Data,
+    tokenizer: Any,
+    *,
+    on_progress: OnProgress | None = None,
+    on_message: OnMessage = warnings.warn,
+) -> TokenStore:
+    """Tokenise a source, or open its store: the same content and tokenizer have the same store.
+
+    A text gets the special tokens that the tokenizer adds to a single sequence. Two processes that need the same store build it
+    once. ``on_progress`` gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
+
+    Raises:
+        DataError: the source cannot be read or tokenised.
+        OSError: the store cannot be written.
+        RunError: the store was changed after it was written.
+    """
+    data = Data.of(source)
+    corpus = open_corpus(data)
+    if corpus.unread:
+        names = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
+        on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {names}")
+    template = getattr(tokenizer, "chat_template", None)
+    key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_train_tokens]
+    fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
+    stores = default_cache() / "tokens"
+    folder = stores / fingerprint
+    (stores / ".locks").mkdir(parents=True, exist_ok=True)
+    with FileLock(stores / ".locks" / fingerprint, mode=0o666 if is_shared() else 0o600):
+        if folder.exists():
+            store = open_store(folder)
+            if on_progress:
+                on_progress(len(store), len(store.tokens), 1.0)
+            return store
+        _build(stores / f".draft-{fingerprint}", folder, corpus, data, tokenizer, on_progress)
+        return TokenStore(folder)
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return a SHA-256 in hex of the rules of a tokenizer, without truncation and padding."""
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        saved = json.loads(backend.to_str())
+        rules = {name: rule for name, rule in saved.items() if name not in ("truncation", "padding")}
+    else:
+        rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
+    split = bool(getattr(tokenizer, "split_special_tokens", False))
+    key = [type(tokenizer).__name__, tokenizer.special_tokens_map, split, rules]
+    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _build(
+    draft: Path, folder: Path, corpus: Corpus, data: Data, tokenizer: Any, on_progress: OnProgress | None
+) -> None:
+    """Write the store of a corpus to ``draft``, and rename it to ``folder``."""
+    vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
+    if (first := next(iter(corpus), None)) is None:
+        raise DataError(f"{corpus.source} holds no document; choose another data.source")
+    encode, limit = _encoder(tokenizer, vocabulary), data.max_train_tokens or math.inf
+    try:
+        with StoreWriter(draft, vocabulary) as files:
+            counts = files.counts
+            for batch in _batches(corpus.read(counts["documents"]) if counts["tokens"] < limit else ()):
+                for document, ids, context in encode(batch):
+                    if counts["tokens"] < limit:
+                        files.add(document, ids, context)
+                files.keep()
+                if on_progress:
+                    done = [counts["documents"] / corpus.size if corpus.size else 0, counts["tokens"] / limit]
+                    on_progress(counts["documents"], counts["tokens"], max(done) or None)
+                if counts["tokens"] >= limit:
+                    break
+            files.finish(fingerprint=folder.name, source=corpus.source, labelled=isinstance(first.text, Tokens))
+        draft.rename(folder)
+        sync_folder(folder.parent)
+    except (DataError, OSError):
+        if not data.streaming:  # a stream may have broken off; other errors come again, or need the space
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Flags]]]:
+    """Return a function from documents to each one's ids, and which of them are context."""
+    encode_texts, encode_chat = text_encoder(tokenizer), chat_encoder(tokenizer)
+
+    def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Flags]]:
+        texts = encode_texts([document.text for document in documents if isinstance(document.text, str)])
+        for document in documents:
+            if isinstance(document.text, str):
+                yield document, next(texts), ()
+            elif isinstance(document.text, Conversation):
+                yield document, *encode_chat(document.text, document.name)
+            else:
+                ids = document.text.ids
+                if len(outside := ids[(ids < 0) | (ids >= vocabulary)]):
+                    raise DataError(
+                        f"{document.name}: token {outside[0]} is not in 0..{vocabulary - 1}; tokenise with the model's own "
+                        "tokenizer, or give text"
+                    )
+                yield document, ids, document.text.untrained
+
+    return encode
+
+
+def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
+    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda texts: iter(tokenizer(list(texts), truncation=False, verbose=False)["input_ids"])
+    # The Rust side, without truncation and padding: the ids of ``tokenizer(text)`` in two thirds of the time.
+    backend = type(backend).from_str(backend.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    return lambda texts: (encoding.ids for encoding in backend.encode_batch_fast(list(texts)))
+
+
+# --- the use of its documents ---
 
 
 def check_vocabulary(store: TokenStore, vocabulary: int) -> None:

@@ -99,10 +99,7 @@ class Corpus:
 
 
 def is_held_out(name: str, share: float) -> bool:
-    """Return True if a document belongs to the held-out share, 0 to 1.
-
-    The first 64 bits of the name's SHA-256, big-endian, are below ``share * 2**64``.
-    """
+    """Return whether the first 64 bits of a name's SHA-256 fall below ``share``."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
@@ -202,12 +199,10 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of every file below a folder.
-
-    Hidden files are left out, and folders that Skipwise wrote (``run.json`` and ``.lock``): they change during a run.
-    """
+    """Yield name and path of every file below a folder that is not hidden."""
     walked = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
+        # A folder that Skipwise wrote changes during a run.
         ours = {"run.json", ".lock"} <= set(names) and parent != os.fspath(folder)
         if ours or os.path.realpath(parent) in walked:  # links may form a circle
             folders.clear()

@@ -102,12 +102,7 @@ class Benchmarks:
 
     @cached_property
     def ready(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
-        """The harness's manager, and by task and few-shot count the settings that locate its data.
-
-        Raises:
-            RecipeError: a task is unknown.
-            DataError: a data set cannot be read.
-        """
+        """The harness's manager, and by task and few-shot count the settings that locate its data."""
         wanted, tasks = parse_tasks(self.tasks), {}
         manager = _manager([name for name, _ in wanted], self.include_path)
         for name, fewshot in wanted:

@@ -27,7 +27,6 @@ from skipwise.evaluation.plan import (
     Plan,
     Prompts,
     Readings,
-    Request,
     Subject,
     Workload,
     missing,
@@ -60,8 +59,6 @@ if TYPE_CHECKING:
     from skipwise.evaluation.benchmarks import Benchmarks
     from skipwise.evaluation.server import Server
 
-_BF16 = 2  # bytes of a number
-
 
 def evaluate(
     models: Sequence[EvaluatedModel],
@@ -71,21 +68,17 @@ def evaluate(
     benchmarks: "Benchmarks | None" = None,
     server: "Server | None" = None,
     earlier: Sequence[Path] = (),
-    out: Path | None = None,
+    out: Path,
     console: Console,
 ) -> RunFolder:
     """Measure every model and base into the folder ``out``, or continue there.
 
     ``shard`` is (i, n): part i of n of the requests is measured; part 1 runs the benchmarks too. Records of the folders
     ``earlier`` are taken over. A ``server`` answers the prompts of the first model.
-
-    Raises:
-        RunError: ``out`` has another evaluation, or a text changed.
-        DataError: there is nothing to measure.
     """
     fields = [{key: value for key, value in vars(model).items() if key != "extension"} for model in models]
     settings = specification.facts | {"models": fields}
-    folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
+    folder = _folder(out, settings)
     plan = plan_models(models, specification, console)
     if not benchmarks and not plan.only(shard).requests:
         raise DataError(
@@ -99,7 +92,6 @@ def evaluate(
     facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": len(plan.requests)}
     folder.begin(**facts)
     folder.require_same(plan.fingerprints)
-    folder.record(**facts)
     console.print(f"folder: {folder.path}", soft_wrap=True)
     results = Results(folder.results)
     _take_over(earlier, results, plan, console)
@@ -162,7 +154,7 @@ def measure(
 def answer(
     model: "PreTrainedModel | Server", batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]
 ) -> None:
-    """Answer every request under one progress bar; ``on_record`` gets each record."""
+    """Answer every request under one progress bar; ``on_record`` gets each record; explain too little memory."""
     parts = [batch.workload for batch in batches]
     if isinstance(model, torch.nn.Module):
         doing, cost = f"measuring {batches[0].requests[0].arm}", ForwardCost.of(model)
@@ -171,45 +163,32 @@ def answer(
         doing, operations = f"prompts at {model.url}", [1.0] * len(parts)
     total = sum(part.tokens * each for part, each in zip(parts, operations, strict=True))
     with progress(doing, total, console) as work:
-        for batch, each in zip(batches, operations, strict=True):
+        for batch, part, each in zip(batches, parts, operations, strict=True):
 
             def advance(tokens: int, each: float = each) -> None:
                 work.advance(tokens * each)
 
-            for record in explained_answers(model, batch, advance):
-                on_record(record)
-
-
-def explained_answers(
-    model: Any, batch: Batch, on_progress: Callable[[int], None] | None = None
-) -> Iterator[ReadingRecord | Request]:
-    """Answer a batch; explain too little memory."""
-    label, length = batch.requests[0].arm, batch.workload.length
-    try:
-        yield from batch.answers(model, on_progress)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise EvaluationError(
-            f"out of memory measuring {label} at {length:,} tokens; finished records are kept. Lower the lengths (--lengths, "
-            "evaluation.windows, evaluation.prompt_lengths), leave out evaluation.eval_steps, and run the command again"
-        ) from error
+            try:
+                for record in batch.answers(model, advance):  # type: ignore[arg-type]
+                    on_record(record)
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                raise EvaluationError(
+                    f"out of memory at {part}; finished records are kept. Lower the lengths (--lengths, evaluation.windows, "
+                    "evaluation.prompt_lengths), leave out evaluation.eval_steps, and run the command again"
+                ) from error
 
 
 @dataclass(frozen=True)
-class RunEvaluation:
-    """What is measured of the arms and the training steps of one run."""
+class RunEvaluation(Plan):
+    """The requests of the arms of a run, without the fingerprints of their weights, and of its training steps."""
 
     recipe: Recipe
-    plan: Plan  # of the arms, without the fingerprints of their weights
-
-    @property
-    def specification(self) -> Specification:
-        return self.plan.specification
 
     @property
     def texts(self) -> list[EvaluationText]:
-        return self.plan.subjects[0].texts
+        return self.subjects[0].texts
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -233,7 +212,7 @@ class RunEvaluation:
     def plan_trained(self, folder: Path) -> Plan:
         """Plan the arms with the fingerprints of their weights; ``folder`` is the trained model."""
         subjects = []
-        for subject in self.plan.subjects:
+        for subject in self.subjects:
             name = subject.model.name or str(folder)
             model = replace(subject.model, name=name, weights=weights_fingerprint(name))
             subjects.append(replace(subject, model=model))
@@ -243,7 +222,7 @@ class RunEvaluation:
     def batches(self) -> list[Batch]:
         """All requests, those during training included, without the fingerprints of the weights."""
         steps = chain.from_iterable(map(self.step_batches, self.recipe.measured_steps))
-        return [*steps, *chain.from_iterable(subject.batches for subject in self.plan.subjects)]
+        return [*steps, *chain.from_iterable(subject.batches for subject in self.subjects)]
 
     def step_batches(self, step: int) -> list[Readings]:
         """Plan a training step: the first text's longest window, and far segments."""
@@ -277,14 +256,13 @@ def plan_evaluation(
     precision: str,
     console: Console,
 ) -> RunEvaluation:
-    """Plan every measurement of a run, before training.
+    """Plan every measurement of a run, before training; the documents of ``origin`` are trained on and not read.
 
-    ``store`` holds the training text; the documents of ``origin`` are trained on and not read. The original model also reads
-    in its own window; the untrained one reads no text of other kinds.
+    The original model also reads in its own window; the untrained one reads no text of other kinds.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
-    texts = read_texts(specification, recipe.model, [origin], console, {recipe.data.source: store})
+    texts = read_texts(specification, tokenizer, [origin], console, {recipe.data.source: store})
     other = [other_text(tokenizer, original, [origin], console)] if specification.other_texts else []
     subjects = [
         Subject(
@@ -302,7 +280,7 @@ def plan_evaluation(
         )
         for arm in specification.models
     ]
-    return RunEvaluation(recipe, plan_subjects(specification, subjects, console, required=True))
+    return RunEvaluation(specification, plan_subjects(specification, subjects, console).subjects, recipe)
 
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
@@ -344,12 +322,9 @@ def seconds_here(batches: Iterable[Batch], config: PretrainedConfig, precision: 
 
 def time_here(plan: Plan) -> str:
     """Return how long a plan takes on this machine, without benchmarks, as a phrase."""
-    seconds = defaultdict[str, float](float)
-    for subject in plan.subjects:
-        config = load_config(subject.model.name)
-        for part, each in seconds_here(subject.batches, config, plan.specification.precision).items():
-            seconds[part] += each
-    return time_of(seconds)
+    precision = plan.specification.precision
+    models = [seconds_here(each.batches, load_config(each.model.name), precision) for each in plan.subjects]
+    return time_of({part: sum(seconds.get(part, 0.0) for seconds in models) for part in chain(*models)})
 
 
 def time_of(seconds: dict[str, float]) -> str:
@@ -368,20 +343,22 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
     parts = list(planned(recipe, extension.rope.original_length, extension.target_length))
     seconds = measuring_seconds(parts, ForwardCost.of(meta_model(config)), Speed(rate, rate))
     console.print(f"After training: {time_of(seconds)}, on one GPU.", soft_wrap=True)
-    if text := too_long(parts, config, _BF16, _BF16 * meta_model(config).num_parameters(), memory):
+    if text := too_long(parts, config, "bf16", memory):
         console.print(f"Measuring does not fit: {text}", style="yellow", soft_wrap=True)
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
     """Require this machine's memory to hold every window and prompt of a run, before training."""
-    config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
-    parts, weights = [batch.workload for batch in evaluation.batches], itemsize * meta_model(config).num_parameters()
-    if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):
+    config, parts = load_config(evaluation.recipe.model), [batch.workload for batch in evaluation.batches]
+    memory = machine_memory(device)
+    if memory and (text := too_long(parts, config, evaluation.specification.precision, memory)):
         raise EvaluationError(text)
 
 
-def too_long(parts: Sequence[Workload], config: PretrainedConfig, itemsize: int, weights: float, memory: float) -> str:
-    """Return which length certainly exceeds ``memory`` bytes next to ``weights`` bytes; empty if none."""
+def too_long(parts: Sequence[Workload], config: PretrainedConfig, precision: str, memory: float) -> str:
+    """Return which length certainly exceeds ``memory`` bytes next to the weights; empty if none."""
+    itemsize = dtype_of(precision).itemsize
+    weights = itemsize * meta_model(config).num_parameters()
     each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in {part.scored for part in parts}}
     part = max(parts, key=lambda part: part.length * each[part.scored], default=None)
     if part is None or (needed := weights + part.length * each[part.scored]) <= memory:

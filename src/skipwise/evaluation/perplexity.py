@@ -77,14 +77,10 @@ def sliding_perplexity(
     """Return the loss of every token but each document's first, in sliding windows.
 
     Args:
-        model: a causal language model of transformers.
         documents: lists, arrays or tensors of token ids; documents of fewer than two tokens are left out.
         window: tokens in one forward pass, e.g. 2048 or ``"2k"``.
         stride: tokens from one window to the next; each window scores its new tokens.
         precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
-
-    Returns:
-        The sum of the losses in nats, with the number of tokens and documents; ``perplexity`` is exp(nll / tokens).
 
     Raises:
         RecipeError: ``window`` or ``stride`` breaks its rule, or the precision is unknown.

@@ -177,20 +177,13 @@ def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, 
     return [batch for batch in rest if batch.requests]
 
 
-def plan_subjects(
-    specification: Specification, subjects: list[Subject], console: Console, *, required: bool = False
-) -> Plan:
-    """Plan what every subject reads and answers; print what that cannot show.
-
-    Where prompts are ``required``, one length at least must be long enough.
-    """
+def plan_subjects(specification: Specification, subjects: list[Subject], console: Console) -> Plan:
+    """Plan what every subject reads and answers; print what that cannot show."""
     planned, short = [], dict[str, None]()
     for subject in subjects:
         batches, text = plan_model(specification, subject)
         planned.append(replace(subject, batches=batches))
         short[text] = None
-        if text and required and not any(isinstance(batch, Prompts) for batch in batches):
-            raise TooShortError(f"{text}; give longer evaluation.prompt_lengths, or other tasks")
     targets = {subject.model.target for subject in subjects if not subject.model.control}
     warnings = [f"{text}; left out" for text in short if text]
     for warning in [*warnings, *specification.warnings(targets, subjects[0].texts)]:
@@ -215,7 +208,7 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
             inside = windows | (set() if model.control else {model.original})
             lengths = sorted({longest_segment(window) for window in inside})
             other = [other_text(tokenizer, length, origins, shown) for length in lengths]
-        texts = read_texts(specification, model.name, origins, shown)
+        texts = read_texts(specification, tokenizer, origins, shown)
         subjects[model.label] = Subject(model, tokenizer, texts, windows | {model.original}, other)
     digests = {label: [text.digest for text in subject.texts] for label, subject in subjects.items()}
     for model in models:
@@ -259,27 +252,26 @@ def plan_readings(
     specification: Specification, model: EvaluatedModel, texts: Iterable[EvaluationText], windows: Sequence[int] = ()
 ) -> Iterator[Readings]:
     """Plan to read every text in ``windows`` (default: its own) and segments."""
+    weights = model.digest.encode()
+
+    def readings(how: ReadingRecord, segments: Sequence[Segment]) -> Readings:
+        digests = [short_digest(weights + segment.bytes) for segment in segments]
+        parts = zip(segments, digests, strict=True)
+        requests = [replace(how, document=s.document, begin=s.begin, digest=digest) for s, digest in parts]
+        return Readings(requests, [segment.tokens for segment in segments])
+
     for text in texts:
         how = ReadingRecord(model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest="")
         for window in windows or text.windows:
             sliding = replace(how, window=window, stride=specification.stride_of(window))
             for tokens, documents in groupby(text.documents, key=lambda segment: len(segment.tokens)):
                 edges = bucket_edges(tokens, text.windows, specification.original)
-                yield _readings(replace(sliding, edges=edges), model, list(documents))
+                yield readings(replace(sliding, edges=edges), list(documents))
         for length, segments in text.segments.items():
             if segments:
                 edges = position_buckets(length, specification.original)
                 segment = replace(how, mode="segment", window=length, stride=length, edges=edges)
-                yield _readings(segment, model, segments)
-
-
-def _readings(how: ReadingRecord, model: EvaluatedModel, segments: Sequence[Segment]) -> Readings:
-    def digest(segment: Segment) -> str:
-        """Return 16 hex digits of the model's weights and the tokens."""
-        return short_digest(model.digest.encode() + np.asarray(segment.tokens, dtype=np.int64).tobytes())
-
-    requests = [replace(how, document=s.document, begin=s.begin, digest=digest(s)) for s in segments]
-    return Readings(requests, [segment.tokens for segment in segments])
+                yield readings(segment, segments)
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:

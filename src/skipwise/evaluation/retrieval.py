@@ -218,16 +218,8 @@ def retrieval_accuracy(
 ) -> float:
     """Return the share of ``trials`` prompts of ``length`` tokens that are answered correctly.
 
-    Prompts are those of ``draw_prompt`` at random depths, as in the paper. ``length`` may exceed the model's own.
-
-    Args:
-        model: a causal language model of transformers.
-        tokenizer: the model's own.
-        length: tokens of prompt and answer, e.g. 2048 or ``"2k"``.
-        task: a name in ``skipwise.data.prompts.TASKS``: passkey, keys or lines.
-        trials: number of prompts.
-        seed: of the prompts.
-        precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
+    Prompts are those of ``draw_prompt`` at random depths, as in the paper. ``length``, e.g. 2048 or ``"2k"``, may exceed the
+    model's own, and counts the answer. The task is passkey, keys or lines; the precision auto, bf16, fp16 (on a GPU) or float32.
 
     Raises:
         RecipeError: ``trials``, ``seed``, task or precision breaks its rule.
@@ -247,17 +239,12 @@ def draw_prompt(
 ) -> Prompt:
     """Draw prompt number ``trial`` of a task from ``np.random.default_rng([seed, length, trial])``.
 
-    The prompt depends on no model and no number of trials. With ``depths="random"`` the depth of the number is uniform; with
-    ``"spread"`` it is in tenth ``tenth_of(trial)``, so that every ten trials cover the prompt evenly.
+    With ``depths="random"`` the depth of the number is uniform. With ``"spread"`` it is in the tenth 0, 3, 6, 9, 2, 5, 8, 1, 4,
+    7, and again, so that every ten trials cover the prompt evenly.
     """
     rng = np.random.default_rng([seed, length, trial])
-    depth = (tenth_of(trial) + rng.random()) / 10 if depths == "spread" else None
+    depth = (3 * trial % 10 + rng.random()) / 10 if depths == "spread" else None
     return TASKS[one_of("task", task, TASKS)].prompt(tokenizer, length, rng, depth)
-
-
-def tenth_of(trial: int) -> int:
-    """Return the tenth of the prompt for trial 0, 1, 2, ...: 0, 3, 6, 9, 2, 5, 8, 1, 4, 7, and again."""
-    return 3 * trial % 10
 
 
 def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:

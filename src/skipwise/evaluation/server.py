@@ -22,8 +22,6 @@ from skipwise.evaluation.retrieval import Answer, Question, as_far_as_needed
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-AT_ONCE = 8  # requests
-TIMEOUT = 600.0  # seconds, as in OpenAI's client
 _LIST = 30.0  # seconds for the list of models
 # Servers take what a request leaves out from the model's generation_config.json, so all of greedy decoding is stated.
 _GREEDY: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
@@ -40,9 +38,9 @@ class Server:
     url: str  # without /v1
     name: str  # of the model
     engine: str  # with its version, if known
-    window: int | None = None  # tokens of prompt and answer; None if unknown
-    at_once: int = AT_ONCE  # requests
-    timeout: float = TIMEOUT  # seconds for one request
+    window: int | None  # tokens of prompt and answer; None if unknown
+    at_once: int  # requests
+    timeout: float  # seconds for one request
 
     def require_window(self, longest: int) -> None:
         """Require prompts of ``longest`` tokens, answers included, to fit the server's window."""
@@ -53,10 +51,8 @@ class Server:
             )
 
     def answers(self, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> Iterator[Answer]:
-        """Answer each question; yield answers as they arrive.
-
-        Prompts are sent in the order of their token ids, so that the server's prefix cache is used.
-        """
+        """Answer each question; yield answers as they arrive."""
+        # By their token ids, for the server's prefix cache.
         order = sorted(range(len(questions)), key=lambda i: questions[i].ids)
         room = [question.most if self.window is None else self.window - len(question.ids) for question in questions]
         bodies = [{"prompt": questions[i].ids, "max_tokens": min(questions[i].most, room[i])} for i in order]
@@ -100,13 +96,8 @@ class Server:
                     task.cancel()
 
 
-def connect(url: str, name: str | None = None, *, at_once: int = AT_ONCE, timeout: float = TIMEOUT) -> Server:
-    """Connect to the server at ``url``; ``name`` chooses among several models.
-
-    Raises:
-        RecipeError: ``url`` is no address, or ``name`` is not served, or is needed.
-        EvaluationError: the server cannot be reached, or has another protocol.
-    """
+def connect(url: str, name: str | None = None, *, at_once: int = 8, timeout: float = 600.0) -> Server:
+    """Connect to the server at ``url``; ``name`` chooses among several models."""
     if find_spec("openai") is None:
         raise RecipeError(f"--server needs openai: {pip_install('server')}")
     parsed = urlsplit(url.strip())

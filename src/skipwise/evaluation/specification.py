@@ -1,12 +1,12 @@
 """What is measured: the models, the section ``evaluation`` with its defaults resolved, and the texts.
 
 Texts are documents that no model was trained on, the longest first, and segments of documents. Text of other kinds ships with
-the package: prose, mathematics and code, in segments inside the original window. The difference of the losses of base and
-extended model is the cost of the extension on that kind of text.
+the package: prose, mathematics and code, in segments inside the original window.
 """
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data import ruler
 from skipwise.data.prompts import TASKS
-from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
+from skipwise.data.store import TokenStore, split_by_name, text_encoder, tokenise
 from skipwise.data.text import KINDS, Document, other_source, shipped_text
-from skipwise.data.tokenising import text_encoder, tokenise
-from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of, reason
+from skipwise.errors import DataError, ModelError, RecipeError, counted, one_of
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.config import (
     Origin,
@@ -37,7 +36,7 @@ from skipwise.model.config import (
 )
 from skipwise.model.extension import Extension
 from skipwise.model.forward import default_device, dtype_of
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.loading import load_model
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data, Evaluation, Recipe
 from skipwise.results.files import short_digest
@@ -90,8 +89,8 @@ def find_models(
 ) -> list[EvaluatedModel]:
     """Find the models ``names``, followed by the bases that are not among them.
 
-    Base and lengths that are not given come from ``skipwise.json`` of a model that ``skipwise extend`` made, or from the
-    config. An empty ``base`` means no base. ``length`` in tokens is for a config without a length.
+    Base and lengths that are not given come from ``skipwise.json``, or from the config. An empty ``base`` means no base.
+    ``length`` in tokens is for a config without a length.
     """
     named = {_place(name): name.rstrip("/") for name in names}
     names, base_of = list(named.values()), dict[str, str]()
@@ -183,10 +182,7 @@ class Specification(Evaluation):
     server: str | None = None  # engine that answers the prompts
 
     def stride_of(self, window: int) -> int:
-        """Return the stride: ``stride``, or max(original / 2, target / 16), at most half the window.
-
-        The default also serves a base's window that is narrower than ``stride``.
-        """
+        """Return the stride: ``stride``, or the default, also for a base's narrower window."""
         if self.stride and (self.stride <= window or window in self.windows):
             return self.stride
         return min(max(self.original // 2, self.target // 16), window // 2)
@@ -235,22 +231,16 @@ def is_ruler(task: str) -> bool:
 
 
 def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> list[str]:
-    """Return the tasks of names such as ``passkey``, ``ruler``, ``ruler:vt`` and ``vt:hops=2``, each once.
+    """Return the tasks of names such as ``passkey``, ``ruler``, ``ruler:vt`` and ``vt:hops=2,chains=3``, each once.
 
-    ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``. The part after a comma in
-    ``vt:hops=2,chains=3`` belongs to the name before it.
+    ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``.
     """
-    whole: list[str] = []
-    for name in filter(None, (name.strip() for name in names)):
-        if "=" in name and ":" not in name and whole:
-            whole[-1] += f",{name}"
-        else:
-            whole.append(name)
     tasks: list[str] = []
-    for name in whole:
+    for name in filter(None, map(str.strip, re.split(r",(?!\s*\w+\s*=)", ",".join(names)))):
         own = name.removeprefix(RULER)
         if name == RULER.removesuffix(":"):
-            tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
+            files = [None, *ruler.read_ruler_data(ruler_data).question_files]
+            tasks += [RULER + task for task, rule in ruler.TASKS.items() if rule.file in files]
         elif is_ruler(name) or own.partition(":")[0] in ruler.TASKS:
             tasks.append(RULER + ruler.canonical(own))
         else:
@@ -273,10 +263,7 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         "tasks": read_tasks(settings["tasks"], Path(data) if data else None) if asks else [],
         "prompt_lengths": (settings.get("prompt_lengths") or windows) if asks else [],
     }
-    try:
-        made = Specification(**{**settings, **resolved, "original": original, "target": target})
-    except ValidationError as error:
-        raise RecipeError(f"{reason(error)}; correct it") from None
+    made = Specification(**{**settings, **resolved, "original": original, "target": target})
     for window in windows:
         sliding_windows(window, window, made.stride_of(window))  # refuses a stride that does not fit
     return made
@@ -304,6 +291,10 @@ class Segment:
     begin: int
     tokens: np.ndarray
 
+    @property
+    def bytes(self) -> bytes:
+        return np.asarray(self.tokens, dtype=np.int64).tobytes()
+
 
 @dataclass(frozen=True)
 class EvaluationText:
@@ -319,28 +310,23 @@ class EvaluationText:
     @property
     def digest(self) -> str:
         """SHA-256 in hex of the documents' names and tokens."""
-        digest = hashlib.sha256()
-        for segment in self.documents:
-            digest.update(segment.document.encode() + b"\0" + np.asarray(segment.tokens, dtype=np.int64).tobytes())
-        return digest.hexdigest()
+        return hashlib.sha256(b"".join(s.document.encode() + b"\0" + s.bytes for s in self.documents)).hexdigest()
 
 
 def read_texts(
     specification: Specification,
-    name: str,
+    tokenizer: PreTrainedTokenizerBase,
     origins: Sequence[Origin],
     console: Console,
     stores: Mapping[str, TokenStore] | None = None,
 ) -> list[EvaluationText]:
-    """Tokenise the texts for model ``name``, and choose the documents that are read of each.
+    """Tokenise the texts, and choose the documents that are read of each.
 
     ``origins`` have the documents that models were trained on; these are not read. ``stores`` are known token stores by source.
     """
     rule, texts = specification, list[EvaluationText]()
-    tokenizer, config = load_tokenizer(name), load_config(name)
     for text in rule.texts if rule.documents else []:
         store = (stores or {}).get(text.source) or tokenise(text, tokenizer, console)
-        check_vocabulary(store, config.get_text_config().vocab_size)
         among = fair_documents(store, text, origins, console)
         windows = filled_windows(store, among, rule.windows, console)
         limit = rule.tokens_read(windows[-1])
@@ -363,8 +349,8 @@ def read_texts(
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:
     """Return the documents that no model was trained on: int64 indices into ``store``.
 
-    Documents of the training text are matched by their text, and by name in the same source, where a document may have been
-    edited. The embedded model was trained on the standard library: of that only the held-out tenth is read.
+    Training documents are matched by text, and by name in the same source, where a document may have been edited. The embedded
+    model was trained on the standard library: of that only the held-out tenth is read.
     """
     fair = np.arange(len(store))
     shares = [Data().held_out] if text.source == "stdlib" else []
@@ -422,8 +408,7 @@ def longest_documents(
 def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most: int) -> list[Segment]:
     """Cut ``candidates`` into disjoint segments of ``length`` tokens, and take the first ``most``.
 
-    The first segment of every document comes before the second of any: documents differ more than parts of a document. The
-    list is empty if no document is that long.
+    The first segment of every document comes before the second of any: documents differ more than parts of a document.
     """
     places = [
         (begin, rank, int(document))

@@ -16,8 +16,7 @@ import numpy as np
 from rich.console import Console
 from scipy.optimize import minimize
 
-from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
-from skipwise.data.tokenising import tokenise
+from skipwise.data.store import TokenStore, check_vocabulary, split_by_name, tokenise
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.evaluate import measuring_seconds
 from skipwise.evaluation.plan import Workload

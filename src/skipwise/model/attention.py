@@ -3,7 +3,7 @@
 A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first tokens
 of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
 
-A batch of packed texts (``data.windows.apart``) has a mask, which transformers passes to every layer: to sliding layers,
+A batch of packed texts (``data.examples.collate``) has a mask, which transformers passes to every layer: to sliding layers,
 which would attend to a whole text, and to eager attention, which would add the bool mask to its scores.
 """
 

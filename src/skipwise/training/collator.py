@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from skipwise.data.examples import PoseDataset, shared_epoch
+from skipwise.data.examples import ExampleRules, PoseDataset, draw_aims, shared_epoch
 from skipwise.data.text import IGNORED, token_ids
-from skipwise.data.windows import ExampleRules, draw_aims
 from skipwise.errors import DataError, RecipeError, at_least
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng

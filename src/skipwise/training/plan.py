@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 from transformers import PretrainedConfig
 
-from skipwise.data.windows import can_skip
+from skipwise.data.examples import can_skip
 from skipwise.errors import ModelError, RunError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora

@@ -11,8 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.examples import PoseDataset
-from skipwise.data.store import Split, TokenStore, check_vocabulary, split_documents
-from skipwise.data.tokenising import tokenise
+from skipwise.data.store import Split, TokenStore, check_vocabulary, split_documents, tokenise
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora

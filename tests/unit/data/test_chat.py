@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from skipwise.data.chat import Conversation, chat_encoder
 from skipwise.data.examples import PoseDataset
-from skipwise.data.tokenising import build_token_store
+from skipwise.data.store import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from tests.tiny import byte_tokenizer

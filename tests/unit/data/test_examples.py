@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.store import TokenStore
+from skipwise.data.store import TokenStore, build_token_store
 from skipwise.data.text import IGNORED
-from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data, Positions
 from tests.tiny import byte_tokenizer, corpus

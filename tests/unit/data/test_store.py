@@ -11,10 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from skipwise.data import store as store_module, tokenising
-from skipwise.data.store import FILES, TokenStore, check_vocabulary, split_by_name, split_documents
+from skipwise.data import store as store_module
+from skipwise.data.store import (
+    FILES,
+    TokenStore,
+    build_token_store as build,
+    check_vocabulary,
+    split_by_name,
+    split_documents,
+    tokenizer_fingerprint,
+)
 from skipwise.data.text import is_held_out, open_corpus
-from skipwise.data.tokenising import build_token_store as build, tokenizer_fingerprint
 from skipwise.errors import DataError, SkipwiseError
 from skipwise.recipes.schema import Data
 
@@ -74,18 +81,21 @@ class TestContents:
         assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
         assert used.backend_tokenizer.truncation == state
 
-    def test_batches_and_pieces_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
+    def test_batches_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
         for number in range(3):
             (corpus / f"{number}.txt").write_text("the sky is blue\n" * 50 * (number + 1))
         whole = build_token_store(corpus, tokenizer)
-        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
-        monkeypatch.setattr(tokenising, "PIECE", 100)
+        monkeypatch.setattr(store_module, "_BATCH_CHARACTERS", 1)
         seen = []
         monkeypatch.setenv("SKIPWISE_CACHE", str(cache / "cut"))
         cut = build_token_store(corpus, tokenizer, on_progress=lambda *counts: seen.append(counts))
         assert contents(cut) == contents(whole)
         # An empty document does not fill a batch.
         assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
+
+    def test_a_tokenizer_without_a_rust_side(self):
+        slow = lambda texts, **options: {"input_ids": [[len(text)] for text in texts]}  # noqa: E731
+        assert list(store_module.text_encoder(slow)(["ab", "c" * 10])) == [[2], [10]]
 
 
 class TestCache:
@@ -136,7 +146,7 @@ class TestCache:
 
 class TestMaxTokens:
     def test_ends_with_the_document_that_reaches_it(self, corpus, cache, tokenizer, store, monkeypatch):
-        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        monkeypatch.setattr(store_module, "_BATCH_CHARACTERS", 1)
         (corpus / "e.txt").write_bytes(b"\xff")  # is never read
         for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2)):
             less = build_token_store(corpus, tokenizer, max_train_tokens=int(tokens))
@@ -173,8 +183,8 @@ class TestContinuing:
         monkeypatch.setenv("SKIPWISE_CACHE", str(cache / "whole"))
         whole = build_token_store(source, tokenizer, **options)
         monkeypatch.setenv("SKIPWISE_CACHE", str(cache))
-        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
-        encoder, seen, killed = tokenising.text_encoder, [], [True]
+        monkeypatch.setattr(store_module, "_BATCH_CHARACTERS", 1)
+        encoder, seen, killed = store_module.text_encoder, [], [True]
 
         def killed_once(tokenizer):
             def encode_batch(texts):
@@ -186,7 +196,7 @@ class TestContinuing:
 
             return encode_batch
 
-        monkeypatch.setattr(tokenising, "text_encoder", killed_once)
+        monkeypatch.setattr(store_module, "text_encoder", killed_once)
         with pytest.raises(KeyboardInterrupt):
             build_token_store(source, tokenizer, **options)
         (draft,) = (cache / "tokens").glob(".draft-*")
@@ -203,7 +213,7 @@ class TestContinuing:
     def test_a_stream_that_broke_off(self, tmp_path, cache, tokenizer, monkeypatch):
         rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(12)])
         files = hub_of(rows, tmp_path, monkeypatch)
-        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        monkeypatch.setattr(store_module, "_BATCH_CHARACTERS", 1)
         last = files[3].read_bytes()
         files[3].write_bytes(b"no Parquet")
         with pytest.raises(DataError, match=r"owner/set.* row 9"):

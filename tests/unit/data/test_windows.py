@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from skipwise.data.examples import PoseDataset
+from skipwise.data.examples import NOWHERE, Answers, ExampleRules, PoseDataset
 from skipwise.data.store import TokenStore
 from skipwise.data.text import IGNORED
-from skipwise.data.windows import NOWHERE, Answers, ExampleRules
 from skipwise.errors import DataError
 from skipwise.method.positions import SCHEMES
 from skipwise.method.rng import Rng

@@ -13,8 +13,8 @@ from rich.console import Console
 from transformers import LlamaConfig
 
 from skipwise.data.ruler import TASKS
-from skipwise.errors import EvaluationError, ModelError, TooShortError
-from skipwise.evaluation.evaluate import answer, explained_answers, too_long
+from skipwise.errors import EvaluationError, ModelError
+from skipwise.evaluation.evaluate import answer, too_long
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Subject, Workload, missing, plan_model, plan_prompts, plan_readings, plan_subjects
 from skipwise.evaluation.specification import (
@@ -29,7 +29,7 @@ from skipwise.evaluation.specification import (
     specify,
 )
 from skipwise.model.config import Origin, load_config
-from skipwise.model.cost import token_bytes
+from skipwise.model.cost import meta_model, token_bytes
 from skipwise.model.extension import plan_extension
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
@@ -83,14 +83,12 @@ def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     assert len([r for r in own if r.kind != "reading"]) == 9
 
 
-def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
+def test_lengths_too_short_for_a_task_are_left_out() -> None:
     short = changed(ASKED, tasks=["passkey", "ruler:vt"], prompt_lengths=[64, 420])
     console, subjects = Console(file=StringIO()), [Subject(MODEL, byte_tokenizer(), [])]
-    planned = plan_subjects(short, subjects, console, required=True).requests
+    planned = plan_subjects(short, subjects, console).requests
     assert {(r.task, r.length) for r in planned} == {("passkey", 420)}
     assert "64 tokens" in console.file.getvalue()
-    with pytest.raises(TooShortError):
-        plan_subjects(changed(short, prompt_lengths=[64]), subjects, QUIET, required=True)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"tasks": ["lines"]}, {"stride": 8}])
@@ -134,15 +132,16 @@ def test_too_little_memory_is_an_error_of_the_evaluation(monkeypatch) -> None:
     [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
     monkeypatch.setattr(type(batch), "answers", full)
     with pytest.raises(EvaluationError):
-        list(explained_answers(llama(), batch))
+        answer(llama(), [batch], QUIET, print)
 
 
 def test_lengths_that_no_memory_holds_are_refused() -> None:
     config = LlamaConfig(num_hidden_layers=1)
-    part, room = Workload("windows", 128, 128), 128 * token_bytes(config, 2, cached=False)
-    assert too_long([part], config, 2, 1000, 1000 + room) == ""
-    assert too_long([part], config, 2, 1000, 999 + room)
-    assert too_long([replace(part, scored=False)], config, 2, 1000, 1000 + room)  # the KV cache
+    part, weights = Workload("windows", 128, 128), 2 * meta_model(config).num_parameters()
+    room = weights + 128 * token_bytes(config, 2, cached=False)
+    assert too_long([part], config, "bf16", room) == ""
+    assert too_long([part], config, "bf16", room - 1)
+    assert too_long([replace(part, scored=False)], config, "bf16", room)  # the KV cache
 
 
 def test_lengths_double_from_the_original_to_the_target() -> None:

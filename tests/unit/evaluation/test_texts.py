@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from skipwise.data.store import tokenise
 from skipwise.data.text import KINDS, is_held_out, shipped_text
-from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.specification import (
     cut_segments,

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Literal
 from zlib import crc32
 
-from skipwise.data.prompts import Room, longest_prompt
+from skipwise.data.prompts import longest_prompt
 from skipwise.data.ruler import tasks
 from skipwise.data.ruler.sources import RulerData as RulerData, read_ruler_data as read_ruler_data
 from skipwise.data.ruler.tasks import Form, Haystack, Kind, Kinds, PromptRequest
@@ -78,11 +78,6 @@ TASKS: dict[str, RulerTask] = {
 }
 
 
-def possible_tasks(data: RulerData) -> list[str]:
-    """Return the names of the tasks that ``data`` has the texts for."""
-    return [name for name, task in TASKS.items() if task.file in (None, *data.question_files)]
-
-
 def ruler_task(name: str) -> tuple[RulerTask, dict[str, int]]:
     """Return the task of a name, and the settings that the name changes: ``vt:hops=2,chains=3``."""
     base, _, changes = name.partition(":")
@@ -107,23 +102,18 @@ def canonical(name: str) -> str:
 def ruler_prompt(tokenizer: Any, task: str, length: int, seed: int, trial: int, data: RulerData) -> RulerPrompt:
     """Draw the longest prompt of a task that fits ``length`` tokens together with the task's ``answer_tokens``.
 
-    It is a function of the seed, the task, the length and the trial, equal on every machine with the same tokenizer and
-    data. The QA tasks take the question with the trial's number.
-
-    Raises:
-        RecipeError: the task or its setting is unknown, or the package with RULER's words is missing.
-        DataError: the file with the questions is missing or damaged.
-        TooShortError: no prompt fits; ``shortest`` is the least length.
+    It is equal on every machine with the same tokenizer and data. The QA tasks take the question with the trial's number. A
+    ``TooShortError`` has the least length in ``shortest``.
     """
     ruler, settings = ruler_task(task)
     # 32 bits decide everything random in a prompt: draw number CRC-32(task) of (seed, length, trial).
     bits = int(Rng.of(seed, length, trial).bits(crc32(task.partition(":")[0].encode()))[0]) >> 32
     request = PromptRequest(tokenizer, length, bits, trial, data)
-    room = Room(tokenizer, length, ruler.answer_tokens, f"a prompt of {task}")  # keeps what the answer takes
+    room: dict[str, Any] = {"reserved": ruler.answer_tokens, "what": f"a prompt of {task}"}
     refused: list[TooShortError] = []
     for form in ruler.forms(request, **{**ruler.settings, **settings}):
         try:
-            units, ids = longest_prompt(room, form.text, form.units, each=form.tokens)
+            units, ids = longest_prompt(tokenizer, length, form.text, form.units, each=form.tokens, **room)
             drawn = form.draw(units)
             return RulerPrompt(ids, drawn.answers, drawn.depth, form.real_data)
         except TooShortError as error:

@@ -22,6 +22,7 @@ from skipwise.errors import DataError, RecipeError, pip_install, reason
 SHUFFLE_SEED = 42  # RULER shuffles needles, words and documents with this seed in every prompt
 QUESTION_FILES = {"squad.json": "SQuAD's dev-v2.0.json", "hotpotqa.json": "HotpotQA's hotpot_dev_distractor_v1.json"}
 _ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
+# A sentence ends at a space after . ! or ?, perhaps with one quotation mark or closing bracket between.
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
 Found = TypeVar("Found")
@@ -56,11 +57,7 @@ class RulerData:
 
 
 def read_ruler_data(folder: Path | None = None) -> RulerData:
-    """Read the essays, if there are any, and note where the questions are.
-
-    ``folder`` has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
-    ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise takes their place.
-    """
+    """Read the essays, or shipped prose in their place; note where the questions are."""
     if folder and (words := read_file(_read_essays, folder / _ESSAYS, "RULER's essays").split()):
         return RulerData(words, True, folder)
     data = RulerData(shipped_text("prose").split(), False, folder)
@@ -88,11 +85,7 @@ def read_file(read: Callable[[Path], Found], path: Path, origin: str) -> Found:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut a text with single spaces into sentences.
-
-    A sentence ends at a space after a full stop, an exclamation mark or a question mark, between which and the space
-    one quotation mark or closing bracket may be.
-    """
+    """Cut a text with single spaces into sentences."""
     return _END.split(text)
 
 
@@ -176,11 +169,10 @@ def key_words() -> "Pairs":
 
 
 class Pairs:
-    """The sorted list of all different ``adjective-noun``, made on access.
+    """The sorted list of all different ``adjective-noun``, made on access: 6.2 million would take more than a gigabyte.
 
-    They are 6.2 million, which would take more than a gigabyte. Pairs with adjectives that begin alike up to a character
-    that does not sort after the hyphen (``blue`` and ``blue-eyed``) are together in the sorted list, in a block.
-    All other adjectives have a block of their own, in the order of the nouns.
+    Adjectives that begin alike up to a character that does not sort after the hyphen (``blue`` and ``blue-eyed``) share a
+    block of the list. Every other adjective has a block, in the order of the nouns.
     """
 
     def __init__(self, adjectives: Iterable[str], nouns: Iterable[str]) -> None:

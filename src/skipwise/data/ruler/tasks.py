@@ -1,29 +1,17 @@
 """The prompts of RULER's tasks: for each task the ways to make its prompt, and the draw for a number of units.
 
-The needle tasks hide keys with magic values in repeated sentences, in essays or among other needles. A unit is a
-repeated line, a word of the essays, or a needle that nobody asks for. Keys are drawn with replacement, as in RULER: of
-n other needles, one has the key that is asked for with a chance of n in 6.2 million.
+| task    | a unit                                                                    |
+| niah_*  | a repeated line, a word of the essays, or a needle that nobody asks for   |
+| vt      | a line of five sentences                                                  |
+| cwe     | a different word                                                          |
+| fwe     | a word of the coded text before rounding                                  |
+| qa_*    | a document                                                                |
 
-A unit of variable tracking (``vt``) is a line of five sentences. In front is an example with its answer. From 4,096
-tokens on it has as many lines as fit 500 tokens in steps of five, as in RULER; below, or where five do not fit, as few
-as its chain needs. A prompt that is too long even so has no example.
-
-A unit of the ten most common words (``cwe``) is a different word. The sizes are tried in this order, and the first that
-fits is taken:
-
-    | from tokens | words of the example, common and other ones repeated | common words repeated | others repeated |
-    |       4,096 | 40, 10 and 3 times                                   | 30 times              | 3 times         |
-    |           0 | 20, 3 and 1 times                                    | 6 times               | once            |
-    |           0 | no example                                           | 3 times               | once            |
-
-The first two are RULER's. There are 8,166 words. If they do not suffice for a length, the words of the list are
-in it twice as often, then three times, and so on.
-
-A unit of the three most frequent words (``fwe``) is a word of the coded text before rounding: of n, the k-th word has
-n / (k^2 * zeta(2)), rounded down. The first are dots. With fewer than 53, the third and the fourth word may be equally
-frequent, so there are at least this many. The coded text draws from one word for each 50 tokens of length, as in RULER.
-
-A unit of the QA tasks (SQuAD 2.0, HotpotQA) is a document. The trial's number is the question's, in the file's order.
+Needles: keys are drawn with replacement, as in RULER. ``vt``: from 4,096 tokens on the example has as many lines as fit 500
+tokens in steps of five, as in RULER; below, or where five do not fit, as few as its chain needs. ``cwe``: the forms of
+``common_forms`` are tried in order; the first two are RULER's. There are 8,166 words; if they do not suffice, all are
+repeated more often. ``fwe``: of n units the k-th word has n / (k^2 * zeta(2)), rounded down; the first are dots. With fewer
+than 53 units the third and the fourth word may be equally frequent. One word is drawn for each 50 tokens of length, as in RULER.
 """
 
 from collections.abc import Callable
@@ -38,7 +26,7 @@ from uuid import UUID
 
 import numpy as np
 
-from skipwise.data.prompts import Room, longest_prompt
+from skipwise.data.prompts import longest_prompt
 from skipwise.data.ruler.sources import (
     SHUFFLE_SEED,
     Library,
@@ -237,8 +225,7 @@ def chain_forms(request: PromptRequest, *, hops: int, chains: int) -> list[Form]
 def draw_chains(seed: int, units: int, *, hops: int, chains: int, example_lines: int = 0) -> Drawn:
     """Draw a prompt with ``units`` lines of sentences, and an example with ``example_lines``, if any.
 
-    Python's generator and numpy's start from the same seed. The order of draws is RULER's: the example, the prompt,
-    new names for the example's variables.
+    The order of draws is RULER's: the example, the prompt, new names for the example's variables.
     """
     rng, numbers = Random(seed), np.random.RandomState(seed)
     example, answers = _chains_text(rng, numbers, example_lines, hops, chains, letters=3) if example_lines else ("", [])
@@ -252,7 +239,7 @@ def draw_chains(seed: int, units: int, *, hops: int, chains: int, example_lines:
 
 
 def _example_lines(request: PromptRequest, hops: int, chains: int) -> int:
-    """Return how many lines fit an example, or 0; the module has the rule."""
+    """Return how many lines fit an example, or 0."""
 
     def drawn(steps: int) -> tuple[str, str]:
         rng, numbers = Random(request.seed), np.random.RandomState(request.seed)
@@ -260,9 +247,9 @@ def _example_lines(request: PromptRequest, hops: int, chains: int) -> int:
 
     if request.length < _FULL_SIZE:
         return 0
-    room = Room(request.tokenizer, _EXAMPLE_TOKENS, reserved=_ANSWER_TOKENS)
     try:
-        most, _ = longest_prompt(room, drawn, range(1, _EXAMPLE_TOKENS), each=125.0)
+        parts = range(1, _EXAMPLE_TOKENS)
+        most, _ = longest_prompt(request.tokenizer, _EXAMPLE_TOKENS, drawn, parts, each=125.0, reserved=_ANSWER_TOKENS)
     except TooShortError:
         return 0
     return most * _EXAMPLE_STEP

@@ -40,8 +40,8 @@ def drawn(tokenizer, task, length, seed, trial, data):
     """The prompt, the function that draws its text, and its number of units and the most there may be."""
     found = []
 
-    def spied(room, drawn, parts, **more):
-        units, ids = longest_prompt(room, drawn, parts, **more)
+    def spied(tokenizer, length, drawn, parts, **more):
+        units, ids = longest_prompt(tokenizer, length, drawn, parts, **more)
         found.append((lambda units: drawn(units)[0], units, parts[-1]))
         return units, ids
 
