@@ -10,8 +10,8 @@
     CACHE/tokens/.draft-FINGERPRINT/    a store that is being written; after a kill, the next build continues it
     CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
-All numbers are little-endian. The threads of the tokenizers library tokenise; memory holds a batch of documents, 150 bytes for
-each character.
+All numbers are little-endian. The threads of the tokenizers library tokenise; memory holds a batch of documents, or of pieces
+of a long one: 150 bytes for each character.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ FILES = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")
 
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
+_LONG = 2**22  # characters of a text that is encoded whole: 1 GB of memory
 _REMOVE = "remove the folder, and it is built again"
 
 Ids = Sequence[int] | np.ndarray
@@ -314,7 +315,10 @@ def _encoder(tokenizer: Any, vocabulary: int) -> Callable[[list[Document]], Iter
 
 
 def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
-    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included."""
+    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included.
+
+    A text beyond ``_LONG`` characters is encoded in pieces that end with a line, so ids at their ends may differ.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda texts: iter(tokenizer(list(texts), truncation=False, verbose=False)["input_ids"])
@@ -323,7 +327,31 @@ def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    return lambda texts: (encoding.ids for encoding in backend.encode_batch_fast(list(texts)))
+    sample = backend.encode("a").special_tokens_mask  # the special tokens around every text
+    first, last = sample.index(0), len(sample) - sample[::-1].index(0)
+
+    def encode(texts: Sequence[str]) -> Iterator[Ids]:
+        whole = backend.encode_batch_fast([text if len(text) <= _LONG else "a" for text in texts])
+        for text, ids in zip(texts, (encoding.ids for encoding in whole), strict=True):
+            yield (
+                ids if len(text) <= _LONG else np.concatenate([ids[:first], *pieces(text), ids[last:]]).astype(np.int64)
+            )
+
+    def pieces(text: str) -> Iterator[Ids]:
+        begin, size = 0, _LONG // 16
+        while begin < len(text):
+            batch: list[str] = []
+            while begin < len(text) and len(batch) < 16:
+                end = (
+                    len(text)
+                    if len(text) - begin <= size
+                    else text.rfind("\n", begin, begin + size) + 1 or begin + size
+                )
+                batch.append(text[begin:end])
+                begin = end
+            yield from (e.ids for e in backend.encode_batch_fast(batch, add_special_tokens=False))
+
+    return encode
 
 
 # --- the use of its documents ---

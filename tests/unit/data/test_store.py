@@ -23,6 +23,7 @@ from skipwise.data.store import (
 )
 from skipwise.data.text import is_held_out, open_corpus
 from skipwise.errors import DataError, SkipwiseError
+from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
@@ -295,3 +296,13 @@ def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, wh
     assert (split.shortest, split.setting) == (shortest, setting)
     assert split.train.tolist() == list(range(shortest - 1, 199))
     assert f"{len(split.train)} of 199" in split.summary
+
+
+@given(st.text("ab \n", min_size=33, max_size=400))
+def test_a_long_text_is_encoded_in_pieces(text: str) -> None:
+    tokenizer = load_tokenizer("nano")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_LONG", 32)
+        short, long = store_module.text_encoder(tokenizer)(["ab", text])
+    assert list(short) == tokenizer("ab")["input_ids"]
+    assert tokenizer.decode(long) == tokenizer.decode(tokenizer(text)["input_ids"])
