@@ -88,9 +88,7 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
 
         def compare_file(file: Path, kind: str) -> None:
             console.print(f"type {kind}")
-            problem = "llama.cpp does not read the GGUF file as transformers reads the checkpoint"
-            fix = "Serve the checkpoint with vLLM"
-            _require_agreement(reference, request.of(file), GGUF_TOLERANCES[kind], console, problem, fix)
+            _require_agreement(reference, request.of(file), GGUF_TOLERANCES[kind], console)
 
         prove = compare_file
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -104,15 +102,16 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
     return out
 
 
-def _require_agreement(
-    reference: dict[str, Any], request: Request, tolerance: float, console: Console, problem: str, fix: str
-) -> None:
-    """Require llama.cpp to read a GGUF file as transformers answered."""
+def _require_agreement(reference: dict[str, Any], request: Request, tolerance: float, console: Console) -> None:
+    """Require llama.cpp to read a GGUF file as transformers read its checkpoint."""
     with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
         compared = compare(reference, engine_here("llama.cpp"), request, tolerance)
     print_comparisons([compared], console)
     if not compared.agrees:
-        raise EngineError(f"{problem} ({compared.problem or 'see above'}). {fix}")
+        raise EngineError(
+            f"transformers and llama.cpp read {Path(request.model).name} differently ({compared.problem or 'see above'}). Use "
+            "the model's own checkpoint, e.g. in vLLM"
+        )
 
 
 def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove | None = None) -> None:
@@ -127,7 +126,7 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
     logging.disable(logging.WARNING)  # the converter logs each tensor
     try:
         with TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
-            fine, file = Path(folder) / "f16.gguf", Path(folder) / "model.gguf"
+            fine, file = Path(folder) / f"f16-{out.name}", Path(folder) / out.name
             if kind in _QUANTISED or (prove and kind not in _FINE):
                 _convert(model, fine, "f16", console)
                 if prove:
@@ -337,9 +336,7 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             return values.to(source.dtype if len(tensor.shape) > 1 else torch.float32).float().numpy(), None
 
         with TemporaryDirectory(dir=out.parent) as work:
-            again = Path(work) / "model.gguf"
-            rewrite(source.reader, again, float32, gguf.LlamaFileType.ALL_F32)
+            rewrite(source.reader, again := Path(work) / file.name, float32, gguf.LlamaFileType.ALL_F32)
             reference = engine_here("transformers").answer(request)
-            problem, fix = f"transformers does not read {file} as llama.cpp does", "Use the model's own checkpoint"
-            _require_agreement(reference, request.of(again), _TOLERANCE, console, problem, fix)
+            _require_agreement(reference, request.of(again), _TOLERANCE, console)
     return out
