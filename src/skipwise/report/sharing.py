@@ -71,7 +71,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         warning=" ".join(data.warnings),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
-            "interpolation": f"{extension.told} x{extension.factor:g}",
+            "interpolation": f"{extension.description} x{extension.factor:g}",
             "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,
             "seed": str(recipe.seed),
