@@ -23,7 +23,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.text import open_corpus
-from skipwise.errors import EngineError, ModelError, one_of, pip_install
+from skipwise.errors import EngineError, ModelError, library_errors, one_of, pip_install
 from skipwise.model.config import load_config, original_length, promised_length, read_origin, require_unchanged, resolve
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
@@ -121,11 +121,9 @@ def engine_here(name: str) -> Engine:
 
 
 def _versions(python: str) -> dict[str, str]:
-    try:
+    with library_errors(EngineError, f"--python {python!r} does not run", "Give the path of bin/python"):
         ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
         return dict(json.loads(ended.stdout))
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise EngineError(f"--python {python!r} does not run ({error}). Give the path of bin/python") from None
 
 
 def model_folder(name: str) -> str:

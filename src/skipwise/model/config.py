@@ -1,10 +1,7 @@
 """Find a model; read its config and RoPE; read and write ``skipwise.json``, its manifest and origin; fingerprints.
 
-A config has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3. Then the set of
-``full_attention`` is read and extended; sliding layers keep theirs, because their window stays the same.
-
-A model that was cut off in a copy, or edited, still loads; the manifest (size and SHA-256 of every file) shows it. Other
-software ignores the file.
+A config has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3. Then that of full attention is read and
+extended; sliding layers keep theirs, because their window stays the same.
 """
 
 import base64
@@ -23,7 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from skipwise.errors import ModelError, nearest, pip_install, reason
+from skipwise.errors import ModelError, library_errors, nearest, pip_install, reason
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW
 from skipwise.model import lora
 from skipwise.recipes.names import PACKAGED, expanded, model_name
@@ -163,12 +160,9 @@ def extended_set(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_frequency(rope: dict[str, Any]) -> bool:
-    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has.
-
-    It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
-    """
+    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has."""
     kind = rope.get("rope_type")
-    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)
+    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)  # read for few architectures
     return kind == "longrope" or (kind == "yarn" and ramp != (BETA_FAST, BETA_SLOW))
 
 
@@ -191,13 +185,12 @@ def original_length(config: PretrainedConfig) -> int:
 def reach_of(config: PretrainedConfig, original: int | None = None) -> int | None:
     """Return how many positions the RoPE was made for; None if the config does not state it.
 
-    ``max_position_embeddings`` has that length under llama3 and longrope, and in every model that Skipwise extended. Under
-    yarn, linear and dynamic it may have stayed at the original length, as Qwen's model cards advise: then the length is the
-    original length times the factor. ``original`` (tokens) is for linear and dynamic, which do not store it.
+    Under yarn, linear and dynamic ``max_position_embeddings`` may have stayed at the original length, as Qwen's model cards
+    advise: then it is the original length times the factor. linear and dynamic do not store ``original`` (tokens).
     """
     longest, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
-    if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
-        return longest if isinstance(longest, int) else None
+    if longest is None or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
+        return longest
     return max(longest, round((rope.get("original_max_position_embeddings") or original or longest) * rope["factor"]))
 
 
@@ -232,8 +225,7 @@ def experts_of(config: PretrainedConfig) -> int:
 def write_legacy_keys(folder: Path) -> None:
     """Add the keys of transformers 4 to a saved model.
 
-    transformers 4, and engines that follow it, ignore ``rope_parameters`` without a warning and read ``rope_theta`` and
-    ``rope_scaling`` at the top level. It cannot load a tokenizer under transformers 5's class names either.
+    It ignores ``rope_parameters`` without a warning, and cannot load a tokenizer under transformers 5's class names.
     """
     config = read_json(folder / "config.json")
     write_json(folder / "config.json", config | legacy_keys(config))
@@ -248,11 +240,7 @@ def write_legacy_keys(folder: Path) -> None:
 
 
 def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of transformers 4 with the values of ``rope_parameters``.
-
-    ``rope_scaling`` has ``rope_type`` and, for readers before 2024, ``type``. With a set for each kind of layer it has that of
-    full attention; Gemma 3's sliding layers have ``rope_local_base_freq``.
-    """
+    """Return the keys of transformers 4 with the values of ``rope_parameters``."""
     sets = config["rope_parameters"]
     rope = extended_set(sets)
     kind = rope.get("rope_type", "default")
@@ -273,18 +261,15 @@ def write_seal(folder: Path, about: dict[str, Any]) -> None:
 
 def read_seal(folder: Path) -> dict[str, Any] | None:
     """Read ``skipwise.json``; None without the file."""
-    if not (folder / MANIFEST).exists():
-        return None
-    try:
-        return read_json(folder / MANIFEST)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{folder / MANIFEST} is damaged ({error}). Copy the model again") from error
+    path = folder / MANIFEST
+    with library_errors(ModelError, f"{path} is damaged", "Copy the model again"):
+        return read_json(path) if path.exists() else None
 
 
 def require_unchanged(folder: Path, fix: str = "") -> None:
     """Check the files of a model against its manifest, if it has one."""
-    changed = f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
-    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix or changed)
+    fix = fix or f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
+    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix)
 
 
 @dataclass(frozen=True)
@@ -319,11 +304,9 @@ def read_origin(name: str) -> Origin | None:
 def promised_length(name: str, original: int | None = None) -> int | None:
     """Return the tokens that a model is made to read: its target length, or the window of its config.
 
-    Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``: then it is the scaled length. A linear
-    scaling is read this way only with ``original`` (tokens).
+    YaRN may be added without a change of ``max_position_embeddings``. ``original`` (tokens) allows that for linear scaling.
     """
-    origin = read_origin(name)
-    if origin and origin.target_length:
+    if (origin := read_origin(name)) and origin.target_length:
         return origin.target_length
     config = load_config(name).get_text_config()
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
@@ -333,22 +316,16 @@ def promised_length(name: str, original: int | None = None) -> int | None:
 
 
 def weights_fingerprint(name: str) -> str:
-    """Return a hash of every byte that decides a model's outputs.
-
-    For a folder: weights, configs, tokenizer and an adapter's base; files of its manifest count by their SHA-256 there. For a
-    model on the hub: its commit.
-    """
+    """Return a hash of weights, configs, tokenizer and an adapter's base; for a model on the hub its commit."""
     folder = Path(resolve(name))
     if not folder.is_dir():
         commit = load_config(name)._commit_hash
         assert commit, f"the config of {name!r} has no commit"
         return str(commit)
-    known = (read_seal(folder) or {}).get("files", {})
-    digest = hashlib.sha256()
+    known, digest = (read_seal(folder) or {}).get("files", {}), hashlib.sha256()
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
-        digest.update(
-            f"{path.name} {known[path.name]['digest'] if path.name in known else file_digest(path)}\n".encode()
-        )
+        content = known[path.name]["digest"] if path.name in known else file_digest(path)
+        digest.update(f"{path.name} {content}\n".encode())
     if base := lora.base_of(str(folder)):
         digest.update(f"base {weights_fingerprint(base)}\n".encode())
     return digest.hexdigest()

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from copy import deepcopy
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from rich.console import Console
-from tokenizers import Regex, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, pre_tokenizers, processors
 from torch.nn.functional import normalize
 from transformers import (
     AutoConfig,
@@ -42,7 +41,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import load_state_dict
 
-from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
+from skipwise.errors import EngineError, ModelError, library_errors, pip_install
 from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import rope_of, rotated_dims, unreadable, write_legacy_keys, write_seal
@@ -52,7 +51,7 @@ from skipwise.results.files import new_folder, read_json, write_json
 _SHARD_BYTES = 2**30  # at most, of each file of weights
 # rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J.
 _AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
-_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1; its head is not normalised
+_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan-7B; its head is not normalised
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$")
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
@@ -114,13 +113,10 @@ def _tensors(folder: Path) -> Tensors:
             names = sorted(set(read_json(index)["weight_map"].values()))
         elif (folder / whole).exists():
             names = [whole]
+    fix = "Download it again, or get the checkpoint as safetensors"
     for path in [folder / name for name in names]:
-        try:
+        with library_errors(ModelError, f"{path} cannot be read as weights", fix):
             yield from load_state_dict(str(path), weights_only=True).items()
-        except Exception as error:  # of safetensors, pickle and torch
-            raise ModelError(
-                f"{path} cannot be read as weights ({reason(error)}). Download it again, or get the checkpoint as safetensors"
-            ) from error
 
 
 def _write_weights(source: Path, folder: Path, config: PretrainedConfig, rename: Rename) -> None:
@@ -155,7 +151,7 @@ def plan_conversion(
         stock, rename = _llama_config(config), lambda name, tensor: iter([(name, tensor)])
     else:
         raise ModelError(
-            f"model_type {kind!r} with rope_scaling {scaling} has no conversion; GPT-J, Baichuan 7B and Llama of PoSE's authors "
+            f"model_type {kind!r} with rope_scaling {scaling} has no conversion; GPT-J, Baichuan2-7B and Llama of PoSE's authors "
             "have one. Give another model to skipwise extend directly"
         )
     if named:
@@ -215,16 +211,17 @@ def _gptj(config: Mapping[str, Any]) -> tuple[PretrainedConfig, Rename]:
 
 
 def _baichuan(config: Mapping[str, Any]) -> tuple[PretrainedConfig, Rename]:
-    """Return the conversion of a 7B model to Llama."""
-    if "max_position_embeddings" not in config:
-        raise ModelError("Baichuan 13B has ALiBi; PoSE needs rotary position embeddings. Choose a 7B model")
-    first = config["vocab_size"] == _FIRST_BAICHUAN
+    """Return the conversion of Baichuan2-7B to Llama."""
+    if "max_position_embeddings" not in config or config["vocab_size"] == _FIRST_BAICHUAN:
+        raise ModelError(
+            "13B models of Baichuan have ALiBi, and the first Baichuan-7B another head. Choose Baichuan2-7B"
+        )
 
     def tensors(name: str, tensor: torch.Tensor) -> Tensors:
         if name.endswith("self_attn.W_pack.weight"):
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 yield name.replace("W_pack", f"{part}_proj"), rows
-        elif name == "lm_head.weight" and not first:
+        elif name == "lm_head.weight":
             yield name, normalize(tensor.float()).to(tensor.dtype)
         else:
             yield name, tensor
@@ -244,20 +241,9 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
-    """Write a stock tokenizer with the tokens of ``tokenizer.model``.
-
-    Llama's puts a space before a text by default. Baichuan 2's does not ("Baichuan 2: Open Large-scale Language Models", 2023,
-    section 2.2), so the first token would differ. The rule is in the model's ``normalizer_spec``.
-    """
-    schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
-    model = schema.ModelProto()
-    model.ParseFromString((folder / "tokenizer.model").read_bytes())
-    prefix = model.normalizer_spec.add_dummy_prefix
-    backend = LlamaTokenizer.from_pretrained(folder, add_prefix_space=prefix).backend_tokenizer
-    if prefix:  # Llama's leaves it out before a text that begins with a space
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(" ", "\u2581")])
-        backend.pre_tokenizer = None
-    backend.save(str(folder / "tokenizer.json"))
+    """Write a stock tokenizer with the tokens of ``tokenizer.model``; unlike Llama's, Baichuan 2's adds no space before a text."""
+    tokenizer = LlamaTokenizer.from_pretrained(folder, add_prefix_space=False)
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     del about["auto_map"]  # remote code
     about["tokenizer_class"] = "PreTrainedTokenizerFast"
     write_json(folder / "tokenizer_config.json", about)
@@ -271,11 +257,9 @@ class GGUFFile:
             raise EngineError(f"a GGUF file needs the package gguf. {pip_install('gguf')}")
         from gguf import GGUFReader
 
-        try:
+        with library_errors(ModelError, f"{path} cannot be read as a GGUF file", "Download it again"):
             self.reader = GGUFReader(path)
             self.architecture = str(self.reader.fields["general.architecture"].contents())
-        except (OSError, ValueError, LookupError) as error:
-            raise ModelError(f"{path} cannot be read as a GGUF file ({reason(error)}). Download it again") from error
         if self.get("split.count", 1) > 1:
             raise ModelError(f"{path} is one of several parts. Merge them with llama-gguf-split --merge")
         self.path = path
@@ -298,7 +282,8 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
     """Write config, weights and tokenizer of a stock checkpoint."""
     # transformers looks for the package gguf by its name; the extra has its modules under another name.
     modeling_gguf_pytorch_utils.is_gguf_available = lambda *_, **__: True
-    try:
+    problem = f"{source.path} ({source.architecture}) cannot be converted"
+    with library_errors(ModelError, problem, "Use the model's own checkpoint"):
         with TemporaryDirectory() as alone, redirect_stderr(io.StringIO()):  # without other files and progress bars
             (Path(alone) / "model.gguf").symlink_to(source.path.resolve())
             file: dict[str, Any] = {"gguf_file": "model.gguf", "trust_remote_code": False}
@@ -321,12 +306,6 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
         vars(model.config).pop("_model_name_or_path", None)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except (SkipwiseError, OSError):
-        raise
-    except Exception as error:  # transformers raises errors of many types
-        raise ModelError(
-            f"{source.path} ({source.architecture}) cannot be converted: {reason(error)}. Use the model's own checkpoint"
-        ) from error
     write_legacy_keys(folder)
     write_seal(folder, {"converted_from": source.path.name})
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from skipwise.errors import ModelError, reason
+from skipwise.errors import ModelError, library_errors
 from skipwise.method.interpolation import DEFAULTS, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import LONGEST, parse_length
 from skipwise.model.config import (
@@ -131,16 +131,12 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         extension = replace(extension, interpolation="power" if far else "yarn")
     extended = copy.deepcopy(config)
     set_interpolation(extended, extension)
-    try:  # write, read and build the extended model without weights
-        with TemporaryDirectory() as folder, torch.device("meta"):
-            extended.save_pretrained(folder)
-            write_legacy_keys(Path(folder))
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    except Exception as error:  # from the architecture's code
-        raise ModelError(
-            f"{type(config).__name__} does not take {extension.interpolation} x{extension.factor:g}: {reason(error)}. Choose "
-            "--interpolation ntk or yarn-revised, or another model"
-        ) from error
+    problem = f"{type(config).__name__} does not take {extension.interpolation} x{extension.factor:g}"
+    fix = "Choose --interpolation ntk or yarn-revised, or another model"
+    with library_errors(ModelError, problem, fix), TemporaryDirectory() as folder, torch.device("meta"):
+        extended.save_pretrained(folder)  # write, read and build the extended model without weights
+        write_legacy_keys(Path(folder))
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     return extension
 
 
