@@ -26,9 +26,8 @@ _ROOM = 256  # tokens more than there are, when memory is allocated again
 def mask_by_position(model: PreTrainedModel) -> None:
     """Make sliding layers count their window in positions while ``model`` trains, in any training loop.
 
-    A forward pre-hook of the decoder builds the masks, so they are equal in a plain loop, in any Trainer and under peft, DDP
-    and torch.compile. A pass with a cache stays stock. In eval mode, and without sliding layers, only the mask of packed texts
-    changes, for sliding layers and eager attention.
+    A forward pre-hook of the decoder builds the masks, so they are equal under peft, DDP and torch.compile. A pass with a cache
+    stays stock. In eval mode only the mask of packed texts changes.
     """
     decoder: Any = stock_model(model).base_model
     config = decoder.config.get_text_config()

@@ -1,6 +1,6 @@
 """Cost of a model from its config alone: memory and operations of a training step and of a forward pass, and their time here.
 
-Under PyTorch's ``FakeTensorMode`` the stock model runs on tensors without memory, whose bytes and operations are counted. So
+Under PyTorch's ``FakeTensorMode`` the stock model runs on tensors without memory; bytes and operations are counted. So
 LoRA, activation checkpointing and every family are included without formulas.
 """
 
@@ -123,8 +123,7 @@ def step_cost(
 class _Counted(TorchDispatchMode):
     """Counter of the bytes of live storages, and of multiplications and additions.
 
-    torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees. Its ``MemTracker`` counts the same bytes in
-    20 times the time, and fails with LoRA.
+    torch's ``FlopCounterMode`` would keep what checkpointing frees; its ``MemTracker`` takes 20 times as long and fails with LoRA.
     """
 
     def __init__(self) -> None:
@@ -216,19 +215,16 @@ def meta_model(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:
     """Return a lower bound of the bytes of one more token in a forward pass without gradients.
 
-    A feed-forward layer holds its input and output and two results of its inner width. ``cached`` adds the keys and values of
-    all layers; sliding layers keep only the last tokens.
+    ``cached`` adds the keys and values of all layers that do not slide.
     """
     text, kept = config.get_text_config(), 0
     inner = (
         0 if experts_of(text) else getattr(text, "intermediate_size", None) or 0
     )  # an expert reads some of the tokens
     if cached:
-        each = 2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(text)
-        if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention
-            each = latent + text.qk_rope_head_dim
-        kept = each * list(DynamicCache(config=config).is_sliding).count(False)
-    return itemsize * (2 * text.hidden_size + 2 * inner + kept)
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        kept = 2 * heads * head_size(text) * list(DynamicCache(config=config).is_sliding).count(False)
+    return itemsize * (2 * text.hidden_size + 2 * inner + kept)  # input, output and two results of a feed-forward layer
 
 
 @dataclass(frozen=True)
@@ -274,7 +270,7 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """The operations (multiplications and additions) of a forward pass."""
+    """Multiplications and additions of a forward pass."""
 
     linear: float  # of one token in all linear layers but the output layer
     output: float  # of one token in the output layer
@@ -282,7 +278,7 @@ class ForwardCost:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "ForwardCost":
-        """Return the operations of a model; its weights are not read."""
+        """Count those of a model; its weights are not read."""
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         layers = sum(
             part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head
