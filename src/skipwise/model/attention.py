@@ -109,8 +109,7 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
 class PreallocatedCache(DynamicCache):
     """KV cache with memory for ``tokens`` of each text; DynamicCache copies all keys and values for each new token.
 
-    Under autocast, keys and values have its dtype: RoPE leaves keys in float32, which take twice the memory and would be cast
-    at each token. Layers with sliding or linear attention stay stock.
+    Under autocast keys and values have its dtype; RoPE leaves keys in float32. Sliding and linear attention stay stock.
     """
 
     def __init__(self, config: PretrainedConfig, tokens: int = 0) -> None:

@@ -259,17 +259,17 @@ def write_seal(folder: Path, about: dict[str, Any]) -> None:
     write_json(folder / MANIFEST, about | {"files": seal(folder, sorted(names - _WRITTEN_LATER))})
 
 
-def read_seal(folder: Path) -> dict[str, Any] | None:
-    """Read ``skipwise.json``; None without the file."""
+def read_seal(folder: Path) -> dict[str, Any]:
+    """Read ``skipwise.json``; empty without the file."""
     path = folder / MANIFEST
     with library_errors(ModelError, f"{path} is damaged", "Copy the model again"):
-        return read_json(path) if path.exists() else None
+        return read_json(path) if path.exists() else {}
 
 
 def require_unchanged(folder: Path, fix: str = "") -> None:
     """Check the files of a model against its manifest, if it has one."""
     fix = fix or f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
-    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix)
+    require_sealed(folder, read_seal(folder).get("files", {}), fix)
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Origin:
 def read_origin(name: str) -> Origin | None:
     """Read the origin of a model; None if Skipwise did not train it."""
     about = read_seal(Path(resolve(name)).resolve())
-    if about is None or "converted_from" in about:
+    if "documents" not in about:
         return None
     documents = np.frombuffer(base64.b64decode(about["documents"]), dtype="<u8")
     stored = {field.name: about[field.name] for field in fields(Origin)}
@@ -322,7 +322,7 @@ def weights_fingerprint(name: str) -> str:
         commit = load_config(name)._commit_hash
         assert commit, f"the config of {name!r} has no commit"
         return str(commit)
-    known, digest = (read_seal(folder) or {}).get("files", {}), hashlib.sha256()
+    known, digest = read_seal(folder).get("files", {}), hashlib.sha256()
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
         content = known[path.name]["digest"] if path.name in known else file_digest(path)
         digest.update(f"{path.name} {content}\n".encode())

@@ -278,7 +278,7 @@ class ForwardCost:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "ForwardCost":
-        """Count those of a model; its weights are not read."""
+        """Return the operations of a model; its weights are not read."""
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         layers = sum(
             part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head

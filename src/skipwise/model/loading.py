@@ -89,8 +89,8 @@ def load_model(
     base = lora.base_of(folder)
     if base:
         require_unchanged(Path(resolve(base)))
-        wanted = (read_seal(Path(folder)) or {}).get("base_fingerprint")
-        if wanted is not None and wanted != weights_fingerprint(base):
+        wanted = read_seal(Path(folder)).get("base_fingerprint")
+        if wanted and wanted != weights_fingerprint(base):
             raise ModelError(
                 f"the base {base} of adapter {folder} has changed since training. Restore it, or copy the adapter without "
                 f"{MANIFEST} to use it on this base"

@@ -263,7 +263,7 @@ def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
         text = (copied / _CARD).read_text(encoding="utf-8")
         text = re.sub(r'(?<=from_pretrained\()".*?"(?=, config=config\))', lambda _: json.dumps(base), text)
         (copied / _CARD).write_text(text, encoding="utf-8")
-        facts = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
+        facts = {key: value for key, value in read_seal(folder).items() if key != "files"}
         write_seal(copied, facts | {"base": base, "base_fingerprint": None})  # on the hub a commit is the fingerprint
         yield copied
 
