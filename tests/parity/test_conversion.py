@@ -81,8 +81,7 @@ class Baichuan(nn.Module):
             y = _rms(x, w[f"{block}post_attention_layernorm.weight"])
             gate = silu(y @ w[f"{block}mlp.gate_proj.weight"].T)
             x = x + (gate * (y @ w[f"{block}mlp.up_proj.weight"].T)) @ w[f"{block}mlp.down_proj.weight"].T
-        head = w["lm_head.weight"]
-        head = head / head.norm(dim=1, keepdim=True)
+        head = w["lm_head.weight"] / w["lm_head.weight"].norm(dim=1, keepdim=True)
         return (_rms(x, w["model.norm.weight"]) @ head.T)[None]
 
     def _attend(self, x: torch.Tensor, block: str, at: torch.Tensor) -> torch.Tensor:

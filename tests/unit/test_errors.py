@@ -36,17 +36,11 @@ def test_a_want_of_memory_is_known_on_every_device(error: Exception, full: bool)
     assert out_of_memory(error) is full
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (KeyError("a"), ModelError),
-        (MemoryError(), MemoryError),
-        (OSError(errno.ENOSPC, "No space left on device"), OSError),
-    ],
-)
-def test_errors_of_a_library_are_named_but_lack_of_memory_and_room(error: Exception, kind: type[Exception]) -> None:
-    with pytest.raises(kind), library_errors(ModelError, "a model", "Choose another"):
-        raise error
+def test_errors_of_a_library_are_named_but_lack_of_memory_and_room() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error, kind in ((KeyError("a"), ModelError), (MemoryError(), MemoryError), (full, OSError)):
+        with pytest.raises(kind), library_errors(ModelError, "a model", "Choose another"):
+            raise error
 
 
 def test_the_packages_of_an_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
