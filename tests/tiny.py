@@ -63,9 +63,9 @@ def corpus(folder: Path, documents: int = 30, words: int = 60) -> Path:
     return folder
 
 
-def sentencepiece_model(path: Path, lines: list[str], *, dummy_prefix: bool = False) -> None:
+def sentencepiece_model(path: Path, lines: list[str]) -> None:
     """Train a SentencePiece model as Baichuan 2's is described: byte pairs, single digits, bytes for what is not known,
-    no normalization, a space before a text only if asked for."""
+    no normalization, no space before a text."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -77,7 +77,7 @@ def sentencepiece_model(path: Path, lines: list[str], *, dummy_prefix: bool = Fa
         hard_vocab_limit=False,
         byte_fallback=True,
         split_digits=True,
-        add_dummy_prefix=dummy_prefix,
+        add_dummy_prefix=False,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,

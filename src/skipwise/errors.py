@@ -12,7 +12,8 @@ import difflib
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,19 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     words = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "can't start new thread")
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+
+
+@contextmanager
+def library_errors(kind: type[SkipwiseError], problem: str, fix: str) -> Iterator[None]:
+    """Raise any error of another library in this context as ``kind``; lack of memory and disk space stay as they are."""
+    try:
+        yield
+    except SkipwiseError:
+        raise
+    except Exception as error:
+        if out_of_memory(error) or out_of_room(error):
+            raise
+        raise kind(f"{problem} ({reason(error)}). {fix}") from error
 
 
 def pip_install(*extras: str) -> str:

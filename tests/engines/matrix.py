@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from skipwise.engines.check import TOLERANCE, Comparison, compare
+from skipwise.errors import EngineError
 from tests.engines import reading
 from tests.engines.cells import CELLS
 from tests.engines.models import extended
@@ -35,7 +36,10 @@ class Matrix:
         made = {}
         for cell, at in self.folders().items():
             asked = request().of(at)
-            made[cell] = compare(reference.answer(asked), read, asked, TOLERANCE)
+            try:
+                made[cell] = compare(reference.answer(asked), read, asked, TOLERANCE)
+            except EngineError as error:
+                made[cell] = Comparison(read, {}, TOLERANCE, str(error))
         return made
 
 

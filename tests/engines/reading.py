@@ -101,11 +101,11 @@ def compare_gguf(reference: Read, folder: Path, work: Path, tolerance: float = T
     try:
         with patch.object(export, "find_pre_tokenizer", pre_tokenizer):
             export.write_gguf(folder, file, "f32", Console(quiet=True))
+        return compare(reference.answer(asked), engine, asked.of(file), tolerance)
     except EngineError as error:
         return Comparison(engine, {}, TOLERANCE, str(error))
-    compared = compare(reference.answer(asked), engine, asked.of(file), tolerance)
-    file.unlink()
-    return compared
+    finally:
+        file.unlink(missing_ok=True)
 
 
 _find_pre_tokenizer = export.find_pre_tokenizer

@@ -15,12 +15,12 @@ LINES = ["the sky is blue and the sea is deep", "  return x + 12", "say   grün 
 TEXTS = ["", " ", "a", " the sky", "the  sky\n\n\tis", "2023 年", "☘\r\nﬁ", "▁the", "\u3000x", "the sky "]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["as it stands", "space before a text"])
-def both(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
     """The library's processor, and what transformers loads of the converted checkpoint."""
     folder = tmp_path_factory.mktemp("baichuan")
     baichuan(folder / "source")
-    sentencepiece_model(folder / "source" / "tokenizer.model", LINES, dummy_prefix=request.param)
+    sentencepiece_model(folder / "source" / "tokenizer.model", LINES)
     config = {
         "auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]},
         "tokenizer_class": "BaichuanTokenizer",

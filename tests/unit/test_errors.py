@@ -6,7 +6,7 @@ import importlib.metadata
 import pytest
 import torch
 
-from skipwise.errors import out_of_memory, out_of_room, pip_install, reason
+from skipwise.errors import ModelError, library_errors, out_of_memory, out_of_room, pip_install, reason
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,13 @@ def test_the_reason_of_another_library_is_a_part_of_a_sentence(message, kept) ->
 )
 def test_a_want_of_memory_is_known_on_every_device(error: Exception, full: bool) -> None:
     assert out_of_memory(error) is full
+
+
+def test_errors_of_a_library_are_named_but_lack_of_memory_and_room() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for error, kind in ((KeyError("a"), ModelError), (MemoryError(), MemoryError), (full, OSError)):
+        with pytest.raises(kind), library_errors(ModelError, "a model", "Choose another"):
+            raise error
 
 
 def test_the_packages_of_an_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

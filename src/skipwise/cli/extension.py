@@ -132,10 +132,12 @@ def fit(
     console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
     console.print(found.verdict, style="bold", soft_wrap=True)
     console.print(found.caveats, soft_wrap=True)
-    console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
+    console.print(f"settings: {found.best.extension.description}", soft_wrap=True)
     if found.plain is not found.best:
         worse = found.total(found.plain) - found.total(found.best)
-        console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
+        console.print(
+            f"Served by every engine: {found.plain.extension.description}, {worse:.2f} nats worse.", soft_wrap=True
+        )
     if out is not None:
         write_model(found, folder / "model")
         console.print(f"model:  {folder / 'model'}", soft_wrap=True)

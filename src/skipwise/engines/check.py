@@ -23,7 +23,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.text import open_corpus
-from skipwise.errors import EngineError, ModelError, one_of, pip_install
+from skipwise.errors import EngineError, ModelError, library_errors, one_of, pip_install
 from skipwise.model.config import load_config, original_length, promised_length, read_origin, require_unchanged, resolve
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
@@ -121,11 +121,9 @@ def engine_here(name: str) -> Engine:
 
 
 def _versions(python: str) -> dict[str, str]:
-    try:
+    with library_errors(EngineError, f"--python {python!r} does not run", "Give the path of bin/python"):
         ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
         return dict(json.loads(ended.stdout))
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise EngineError(f"--python {python!r} does not run ({error}). Give the path of bin/python") from None
 
 
 def model_folder(name: str) -> str:
@@ -176,17 +174,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the mean difference at every depth is within the tolerance, with equal tokens."""
         return not self.problem and all(mean <= self.tolerance for _, mean in self.depths.values())
 
 
 def compare(reference: dict[str, Any], engine: Engine, request: Request, tolerance: float) -> Comparison:
     """Compare the answer of an engine with the reference's."""
-    try:
-        answer = engine.answer(request)
-    except EngineError as error:
-        return Comparison(engine, {}, tolerance, str(error))
-    differences: dict[int, list[float]] = {}
+    answer, differences = engine.answer(request), dict[int, list[float]]()
     for place, ours, theirs in zip(request.places, reference["places"], answer["places"], strict=True):
         depth = next(depth for depth in request.places[_PLACES - 1 :: _PLACES] if place <= depth)
         known = {int(token): math.nan if value is None else value for token, value in theirs}
@@ -199,30 +192,25 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
 
 
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
-    """Compare engines with this environment's transformers; llama.cpp reads a GGUF file of type f32.
-
-    ``model`` is a folder, as ``model_folder`` returns it; ``length`` limits the tokens, for a target too long to read.
-    """
+    """Compare engines with this environment's transformers on at most ``length`` tokens; llama.cpp reads an f32 file."""
     from skipwise.engines.export import write_gguf  # which imports this module
 
     ours = engine_here("transformers")
     others = [engine for engine in engines if engine != ours]
     if not others:
-        raise EngineError(
-            f"no other engine is installed. {pip_install('gguf')}, or give another environment with --python"
-        )
+        raise EngineError(f"no other engine is installed. {pip_install('gguf')}, or give --python PATH")
     request = plan_request(model, load_tokenizer(model), *lengths_of(model, length))
     comparisons = []
     status = console.status(f"reading {request.max_length:,} tokens with {len(others) + 1} engines")
     with status, TemporaryDirectory() as folder:
         reference, file = ours.answer(request), Path(folder) / "model.gguf"
         for engine in others:
-            if engine.name != "llama.cpp":
-                comparisons.append(compare(reference, engine, request, TOLERANCE))
-                continue
             try:
-                write_gguf(Path(model), file, "f32", console)
-                comparisons.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
+                if engine.name == "llama.cpp":
+                    write_gguf(Path(model), file, "f32", console)
+                    comparisons.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
+                else:
+                    comparisons.append(compare(reference, engine, request, TOLERANCE))
             except EngineError as error:
                 comparisons.append(Comparison(engine, {}, TOLERANCE, str(error)))
     return comparisons

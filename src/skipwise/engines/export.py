@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
 from difflib import SequenceMatcher
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,9 +38,9 @@ from skipwise.engines.check import (
     print_comparisons,
     tokens_of,
 )
-from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
+from skipwise.errors import EngineError, RunError, library_errors, one_of, pip_install
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
-from skipwise.model.config import by_frequency, extended_set, legacy_keys, load_config, original_length, rotated_dims
+from skipwise.model.config import GGUF_LLAMA, by_frequency, extended_set, legacy_keys, load_config, rotated_dims
 from skipwise.model.convert import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.names import short_name
@@ -57,7 +58,7 @@ _PRE_TOKENIZERS = (
     "deepseek-v3", "tekken", "gpt-4o", "chatglm-bpe", "bloom", "viking", "kimi-k2",
 )  # fmt: skip
 
-Prove = Callable[[Path, str], None]  # of a file and its type
+Prove = Callable[[Path, float], None]  # of a file, with a tolerance in nats
 _TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers
 _LONGEST = 2048  # tokens that are compared
 
@@ -84,15 +85,7 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
         request = plan_request(folder, tokenizer, *lengths_of(str(folder), length))
         engine_here("llama.cpp")  # refuses before any work
         with console.status(f"reading {request.max_length:,} tokens with transformers"):
-            reference = engine_here("transformers").answer(request)
-
-        def compare_file(file: Path, kind: str) -> None:
-            console.print(f"type {kind}")
-            problem = "llama.cpp does not read the GGUF file as transformers reads the checkpoint"
-            fix = "Serve the checkpoint with vLLM"
-            _require_agreement(reference, request.of(file), GGUF_TOLERANCES[kind], console, problem, fix)
-
-        prove = compare_file
+            prove = partial(_require_agreement, engine_here("transformers").answer(request), request, console)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(folder, out, kind, console, prove)
     # A base model continues a text.
@@ -105,14 +98,18 @@ def export(model: str, *, kind: str, out: Path | None, checked: bool, length: in
 
 
 def _require_agreement(
-    reference: dict[str, Any], request: Request, tolerance: float, console: Console, problem: str, fix: str
+    reference: dict[str, Any], request: Request, console: Console, file: Path, tolerance: float
 ) -> None:
-    """Require llama.cpp to read a GGUF file as transformers answered."""
+    """Require llama.cpp to read a GGUF file as transformers read its checkpoint."""
+    console.print(file.name)
     with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
-        compared = compare(reference, engine_here("llama.cpp"), request, tolerance)
+        compared = compare(reference, engine_here("llama.cpp"), request.of(file), tolerance)
     print_comparisons([compared], console)
     if not compared.agrees:
-        raise EngineError(f"{problem} ({compared.problem or 'see above'}). {fix}")
+        raise EngineError(
+            f"transformers and llama.cpp read {file.name} differently ({compared.problem or 'see above'}). Use "
+            "the model's own checkpoint, e.g. in vLLM"
+        )
 
 
 def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove | None = None) -> None:
@@ -125,26 +122,21 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove
         raise EngineError(f"the GGUF converter is not installed. {pip_install('gguf')}")
     logged = logging.root.manager.disable
     logging.disable(logging.WARNING)  # the converter logs each tensor
+    errors = library_errors(EngineError, f"llama.cpp's converter cannot convert {model}", "Serve it with vLLM")
     try:
-        with TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
-            fine, file = Path(folder) / "f16.gguf", Path(folder) / "model.gguf"
+        with errors, TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
+            fine, file = Path(folder) / f"f16-{out.name}", Path(folder) / out.name
             if kind in _QUANTISED or (prove and kind not in _FINE):
                 _convert(model, fine, "f16", console)
                 if prove:
-                    prove(fine, "f16")
+                    prove(fine, GGUF_TOLERANCES["f16"])
             if kind in _QUANTISED:
                 _quantise(fine, file, kind)
             else:
                 _convert(model, file, kind, console)
             if prove:
-                prove(file, kind)
+                prove(file, GGUF_TOLERANCES[kind])
             file.replace(out)
-    except (SkipwiseError, OSError):
-        raise
-    except Exception as error:  # of any type, for a checkpoint that the converter does not expect
-        raise EngineError(
-            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {reason(error)}). Serve it with vLLM"
-        ) from error
     finally:
         logging.disable(logged)
 
@@ -158,7 +150,7 @@ def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer:
         settings["rope_parameters"] = load_config(model).rope_parameters
     settings = legacy_keys(settings) | settings  # the class for GPT-NeoX reads older names, which transformers 5 drops
     known: Any = get_model_class(get_model_architecture(settings, ModelType.TEXT))
-    factors, attention = _plain_rope(settings, known.model_arch == gguf.MODEL_ARCH.LLAMA)
+    factors, attention = _plain_rope(settings)
 
     class Converted(known):
         model_arch = known.model_arch  # the converter requires it in each class
@@ -203,7 +195,7 @@ def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> Non
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[float] | None, float]:
+def _plain_rope(settings: dict[str, Any]) -> tuple[list[float] | None, float]:
     """Take factors by frequency [None] out of ``settings``; return them and llama.cpp's attention factor.
 
     llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the second, so it is a ratio there. The file has factors
@@ -215,9 +207,9 @@ def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[flo
     attention = float(rope.get("attention_factor") or usual)
     if not by_frequency(rope):
         return None, attention / usual
-    if not reads_factors or rope.get("short_factor") != rope.get("long_factor"):
+    if settings["model_type"] not in GGUF_LLAMA or rope.get("short_factor") != rope.get("long_factor"):
         raise EngineError(
-            f"llama.cpp has no factors by frequency for {settings.get('model_type')}, which its RoPE ({rope['rope_type']}) "
+            f"llama.cpp has no factors by frequency for {settings['model_type']}, which its RoPE ({rope['rope_type']}) "
             "needs. Extend with yarn without settings, ntk, theta or linear, or serve it with vLLM"
         )
     if yarn:
@@ -325,9 +317,7 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             why = pip_install("gguf") if checked else "--no-check"
             console.print(f"tokens and predictions were not compared with llama.cpp ({why})", soft_wrap=True)
             return out
-        config = load_config(folder)
-        window = min(config.max_position_embeddings, _LONGEST)
-        request = plan_request(folder, load_tokenizer(str(folder)), min(original_length(config), window), window)
+        request = plan_request(folder, load_tokenizer(str(folder)), *lengths_of(str(folder), _LONGEST))
         # llama.cpp rounds activations for quantised weights, so it reads a file with float32 weights. Matrices are rounded to
         # the checkpoint's type first: both sides compute with the same numbers.
         import gguf
@@ -337,9 +327,7 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             return values.to(source.dtype if len(tensor.shape) > 1 else torch.float32).float().numpy(), None
 
         with TemporaryDirectory(dir=out.parent) as work:
-            again = Path(work) / "model.gguf"
-            rewrite(source.reader, again, float32, gguf.LlamaFileType.ALL_F32)
+            rewrite(source.reader, again := Path(work) / file.name, float32, gguf.LlamaFileType.ALL_F32)
             reference = engine_here("transformers").answer(request)
-            problem, fix = f"transformers does not read {file} as llama.cpp does", "Use the model's own checkpoint"
-            _require_agreement(reference, request.of(again), _TOLERANCE, console, problem, fix)
+            _require_agreement(reference, request, console, again, _TOLERANCE)
     return out

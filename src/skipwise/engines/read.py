@@ -51,21 +51,18 @@ def read_with_vllm(request: dict[str, Any]) -> dict[str, Any]:
         os.environ.setdefault(name, value)
     import vllm
 
-    length = request["max_length"]
     model = vllm.LLM(
         request["model"],
         dtype="float32",
-        max_model_len=length,
+        max_model_len=request["max_length"],
         max_num_seqs=1,
-        max_num_batched_tokens=min(length, 8192),
+        max_num_batched_tokens=min(request["max_length"], 8192),
         enable_chunked_prefill=True,
         max_logprobs=request["top"],
         enforce_eager=True,
         skip_tokenizer_init=True,
         disable_log_stats=True,
-        seed=0,
     )
-
     prompts = [{"prompt_token_ids": request["ids"][:place]} for place in request["places"]]
     sampling = vllm.SamplingParams(
         temperature=0, ignore_eos=True, detokenize=False, max_tokens=1, logprobs=request["top"]

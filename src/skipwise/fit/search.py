@@ -264,7 +264,7 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         raise RunError(
             f"{path} is not finished ({counted(len(result.candidates), 'candidate')} measured); run the same skipwise fit again"
         )
-    console.print(f"fitted interpolation: {result.best.extension.told}, from {path}", soft_wrap=True)
+    console.print(f"fitted interpolation: {result.best.extension.description}, from {path}", soft_wrap=True)
     return _with(recipe, result.best.recipe), path
 
 

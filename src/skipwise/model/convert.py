@@ -1,4 +1,4 @@
-"""Convert checkpoints without ``rope_parameters``, and GGUF files, to stock checkpoints.
+"""Convert GPT-J, Baichuan2-7B, the PoSE authors' checkpoints and GGUF files to stock checkpoints.
 
 The networks are the same:
 
@@ -6,21 +6,16 @@ The networks are the same:
     Baichuan2-7B    -> Llama    ``W_pack`` is split into q, k and v; the rows of the output head are normalised
     PoSE's authors' -> Llama, Phi   their types of ``rope_scaling`` become ``rope_parameters``
 
-No code of a checkpoint runs: its config is read as JSON, its weights as tensors.
-
-transformers reads weights and tokenizer of a GGUF file (``gguf_file=``). Added here: the scaling of the RoPE, the attention
-scale of large Gemmas, some pre-tokenizers, and special tokens around a text.
+A config is read as JSON and weights as tensors, so no code of a checkpoint runs. transformers reads weights and tokenizer of a
+GGUF file; added here are the scaling of the RoPE, the attention scale of large Gemmas, some pre-tokenizers, and special tokens.
 """
 
 import io
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from copy import deepcopy
-from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,8 +25,7 @@ import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from rich.console import Console
-from safetensors.torch import load_file
-from tokenizers import Regex, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, pre_tokenizers, processors
 from torch.nn.functional import normalize
 from transformers import (
     AutoConfig,
@@ -45,8 +39,9 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import load_state_dict
 
-from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
+from skipwise.errors import EngineError, ModelError, library_errors, pip_install
 from skipwise.method.interpolation import Rope, rope_parameters, yarn_attention
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import rope_of, rotated_dims, unreadable, write_legacy_keys, write_seal
@@ -56,7 +51,7 @@ from skipwise.results.files import new_folder, read_json, write_json
 _SHARD_BYTES = 2**30  # at most, of each file of weights
 # rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J.
 _AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
-_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1; its head is not normalised
+_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan-7B; its head is not normalised
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$")
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
@@ -69,31 +64,20 @@ _WHOLE_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixt
 _DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
-
-
-@dataclass(frozen=True)
-class Conversion:
-    """A conversion to a stock class."""
-
-    source: str
-    config: PretrainedConfig  # of the stock class
-    tensors: Callable[[str, torch.Tensor], Tensors]  # from a tensor of the source to those of the stock class
+Rename = Callable[[str, torch.Tensor], Tensors]  # from a tensor of the source to those of the stock class
 
 
 def convert(
     checkpoint: str, out: Path, *, original_length: int | str | None = None, console: Console | None = None
 ) -> Path:
-    """Write a checkpoint as a stock class with the same logits.
+    """Write a checkpoint (a folder or a name on the hub) as a stock class with the same logits.
 
-    Args:
-        checkpoint: a folder or a name on the model hub, with safetensors or ``.bin`` weights.
-        original_length: L_o of a checkpoint of PoSE's authors, if its config does not have it.
+    ``original_length`` is L_o of a checkpoint of PoSE's authors, if its config does not have it.
 
     Raises:
         ModelError: there is no conversion for the checkpoint, or its weights cannot be read.
         RunError: ``out`` exists.
     """
-    console = console or Console(quiet=True)
     folder = Path(checkpoint)
     if not folder.is_dir():
         try:
@@ -101,17 +85,16 @@ def convert(
             folder = Path(snapshot_download(checkpoint, allow_patterns=wanted))
         except Exception as error:  # of many types: no network, no such name, no access
             raise ModelError(unreadable(checkpoint, error)) from error
-    plan = plan_conversion(read_json(folder / "config.json"), original_length)
+    source = read_json(folder / "config.json")
+    config, rename = plan_conversion(source, original_length)
     about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
     if remote_tokenizer and not all(find_spec(package) for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(f"{folder / 'tokenizer.model'} needs two packages. {pip_install('sentencepiece')}")
-    rope: Any = plan.config.rope_parameters
-    console.print(f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", soft_wrap=True)
-    if rope["rope_type"] != "default" or rope["rope_theta"] != 10_000:
-        console.print(f"RoPE: {rope}, {plan.config.max_position_embeddings:,} tokens", soft_wrap=True)
+    lengths = f"RoPE {config.rope_parameters}, {config.max_position_embeddings:,} tokens"
+    (console or Console(quiet=True)).print(f"{source['model_type']} -> {config.model_type}: {lengths}", soft_wrap=True)
     with new_folder(out) as partial:
-        _write_weights(plan, folder, partial)
+        _write_weights(folder, partial, config, rename)
         for path in filter(Path.exists, (folder / name for name in _COPIED)):
             shutil.copyfile(path, partial / path.name)
         if remote_tokenizer:
@@ -130,72 +113,61 @@ def _tensors(folder: Path) -> Tensors:
             names = sorted(set(read_json(index)["weight_map"].values()))
         elif (folder / whole).exists():
             names = [whole]
+    fix = "Download it again, or get the checkpoint as safetensors"
     for path in [folder / name for name in names]:
-        try:
-            if path.suffix == ".safetensors":
-                yield from load_file(path).items()
-            else:
-                yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
-        except Exception as error:  # of safetensors, pickle and torch
-            raise ModelError(
-                f"{path} cannot be read as weights ({reason(error)}). Download it again, or get the checkpoint as safetensors"
-            ) from error
+        with library_errors(ModelError, f"{path} cannot be read as weights", fix):
+            yield from load_state_dict(str(path), weights_only=True).items()
 
 
-def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
+def _write_weights(source: Path, folder: Path, config: PretrainedConfig, rename: Rename) -> None:
     """Write config and weights of the stock class; dtype and vocabulary size are those of the weights."""
-    weights = {
-        new: value
-        for name, tensor in _tensors(source)
-        if not _BUFFERS.search(name)
-        for new, value in plan.tensors(name, tensor)
-    }
+    old = ((name, tensor) for name, tensor in _tensors(source) if not _BUFFERS.search(name))
+    weights = dict(new for name, tensor in old for new in rename(name, tensor))
     embeddings = weights["model.embed_tokens.weight"]
-    plan.config.vocab_size = len(embeddings)  # the config may not count an added pad token
-    if plan.config.tie_word_embeddings:
+    config.vocab_size = len(embeddings)  # the config may not count an added pad token
+    if config.tie_word_embeddings:
         weights["lm_head.weight"] = embeddings
-    rope = dict(plan.config.rope_parameters)  # the first releases of transformers 5 change Phi's
-    model = meta_model(plan.config)
+    model = meta_model(config)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     model.config.dtype = embeddings.dtype
-    model.config.rope_parameters = rope
+    model.config.rope_parameters = config.rope_parameters  # the first releases of transformers 5 change Phi's
     model.save_pretrained(folder, max_shard_size=_SHARD_BYTES)
 
 
-def plan_conversion(config: Mapping[str, Any], original_length: int | str | None = None) -> Conversion:
-    """Return the conversion of the checkpoint with this ``config.json``."""
-    scaling, kind = config.get("rope_scaling"), config.get("model_type")
+def plan_conversion(
+    config: Mapping[str, Any], original_length: int | str | None = None
+) -> tuple[PretrainedConfig, Rename]:
+    """Return the stock config, and how tensors change, of the checkpoint with this ``config.json``."""
+    kind, scaling = config.get("model_type"), config.get("rope_scaling") or {}
     # The authors' code writes only a type and a factor.
-    by_authors = isinstance(scaling, Mapping) and set(scaling) == {"type", "factor"} and scaling["type"] in _AUTHORS
+    named = _AUTHORS.get(scaling["type"]) if set(scaling) == {"type", "factor"} else None
     if kind == "gptj":
-        plan = _gptj(config)
+        stock, rename = _gptj(config)
+        named = "yarn" if named == "yarn-revised" else named
     elif kind == "baichuan":
-        plan = _baichuan(config)
-    elif kind == "llama" and by_authors:
-        plan = Conversion("Llama of PoSE's authors", _llama_config(config), lambda name, tensor: iter([(name, tensor)]))
+        stock, rename = _baichuan(config)
+    elif kind == "llama" and named:
+        stock, rename = _llama_config(config), lambda name, tensor: iter([(name, tensor)])
     else:
         raise ModelError(
-            f"model_type {kind!r} with rope_scaling {scaling!r} has no conversion; GPT-J, Baichuan 7B and Llama of PoSE's authors "
+            f"model_type {kind!r} with rope_scaling {scaling} has no conversion; GPT-J, Baichuan2-7B and Llama of PoSE's authors "
             "have one. Give another model to skipwise extend directly"
         )
-    if not by_authors:
-        return plan
-    assert scaling is not None
-    factor, named, stock = float(scaling["factor"]), _AUTHORS[scaling["type"]], plan.config
-    if kind == "gptj" and named == "yarn-revised":
-        named = "yarn"
-    window = int(stock.max_position_embeddings)
-    # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
-    original = parse_length(original_length) if original_length else int(window / factor) if window > 4096 else window
-    old: Any = stock.rope_parameters
-    rope = Rope(old["rope_theta"], rotated_dims(stock, old), original)
-    stock.rope_parameters = {**old, **rope_parameters(named, rope, factor)}
-    stock.max_position_embeddings = round(original * factor)
-    return plan
+    if named:
+        factor, window = float(scaling["factor"]), int(stock.max_position_embeddings)
+        # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
+        original = (
+            parse_length(original_length) if original_length else int(window / factor) if window > 4096 else window
+        )
+        old: Any = stock.rope_parameters
+        rope = Rope(old["rope_theta"], rotated_dims(stock, old), original)
+        stock.rope_parameters = {**old, **rope_parameters(named, rope, factor)}
+        stock.max_position_embeddings = round(original * factor)
+    return stock, rename
 
 
-def _gptj(config: Mapping[str, Any]) -> Conversion:
+def _gptj(config: Mapping[str, Any]) -> tuple[PretrainedConfig, Rename]:
     """Return the conversion to Phi, which has the same block: one norm, then attention and feed-forward in parallel."""
     config = {**GPTJConfig().to_dict(), **config}
     heads, width, rotated = config["n_head"], config["n_embd"], config["rotary_dim"]
@@ -235,25 +207,26 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
         if ".self_attn." in name:
             yield name.removesuffix("weight") + "bias", torch.zeros(len(tensor), dtype=tensor.dtype)
 
-    return Conversion("GPT-J", stock, tensors)
+    return stock, tensors
 
 
-def _baichuan(config: Mapping[str, Any]) -> Conversion:
-    """Return the conversion of a 7B model to Llama."""
-    if "max_position_embeddings" not in config:
-        raise ModelError("Baichuan 13B has ALiBi; PoSE needs rotary position embeddings. Choose a 7B model")
-    first = config["vocab_size"] == _FIRST_BAICHUAN
+def _baichuan(config: Mapping[str, Any]) -> tuple[PretrainedConfig, Rename]:
+    """Return the conversion of Baichuan2-7B to Llama."""
+    if "max_position_embeddings" not in config or config["vocab_size"] == _FIRST_BAICHUAN:
+        raise ModelError(
+            "13B models of Baichuan have ALiBi, and the first Baichuan-7B another head. Choose Baichuan2-7B"
+        )
 
     def tensors(name: str, tensor: torch.Tensor) -> Tensors:
         if name.endswith("self_attn.W_pack.weight"):
             for part, rows in zip("qkv", tensor.chunk(3), strict=True):
                 yield name.replace("W_pack", f"{part}_proj"), rows
-        elif name == "lm_head.weight" and not first:
+        elif name == "lm_head.weight":
             yield name, normalize(tensor.float()).to(tensor.dtype)
         else:
             yield name, tensor
 
-    return Conversion("Baichuan-7B" if first else "Baichuan2-7B", _llama_config(config), tensors)
+    return _llama_config(config), tensors
 
 
 def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
@@ -268,20 +241,9 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
-    """Write a stock tokenizer with the tokens of ``tokenizer.model``.
-
-    Llama's puts a space before a text by default. Baichuan 2's does not ("Baichuan 2: Open Large-scale Language Models", 2023,
-    section 2.2), so the first token would differ. The rule is in the model's ``normalizer_spec``.
-    """
-    schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
-    model = schema.ModelProto()
-    model.ParseFromString((folder / "tokenizer.model").read_bytes())
-    prefix = model.normalizer_spec.add_dummy_prefix
-    backend = LlamaTokenizer.from_pretrained(folder, add_prefix_space=prefix).backend_tokenizer
-    if prefix:  # Llama's leaves it out before a text that begins with a space
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(" ", "\u2581")])
-        backend.pre_tokenizer = None
-    backend.save(str(folder / "tokenizer.json"))
+    """Write a stock tokenizer with the tokens of ``tokenizer.model``; unlike Llama's, Baichuan 2's adds no space before a text."""
+    tokenizer = LlamaTokenizer.from_pretrained(folder, add_prefix_space=False)
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     del about["auto_map"]  # remote code
     about["tokenizer_class"] = "PreTrainedTokenizerFast"
     write_json(folder / "tokenizer_config.json", about)
@@ -295,22 +257,16 @@ class GGUFFile:
             raise EngineError(f"a GGUF file needs the package gguf. {pip_install('gguf')}")
         from gguf import GGUFReader
 
-        try:
+        with library_errors(ModelError, f"{path} cannot be read as a GGUF file", "Download it again"):
             self.reader = GGUFReader(path)
             self.architecture = str(self.reader.fields["general.architecture"].contents())
-        except (OSError, ValueError, LookupError) as error:
-            raise ModelError(f"{path} cannot be read as a GGUF file ({reason(error)}). Download it again") from error
         if self.get("split.count", 1) > 1:
             raise ModelError(f"{path} is one of several parts. Merge them with llama-gguf-split --merge")
         self.path = path
-        matrices: Counter[str] = Counter()
-        for tensor in self.reader.tensors:
-            if len(tensor.shape) > 1:
-                matrices[tensor.tensor_type.name] += int(tensor.n_elements)
-        names = [name for name, _ in matrices.most_common()]
-        self.types = " and ".join(names)  # of the matrices
+        matrices = [tensor for tensor in self.reader.tensors if len(tensor.shape) > 1]
+        self.types = " and ".join(sorted({tensor.tensor_type.name for tensor in matrices}))
         # Quantised weights become bfloat16, the type that most models were trained in.
-        self.dtype = _PLAIN_TYPES.get(names[0], torch.bfloat16) if len(names) == 1 else torch.bfloat16
+        self.dtype = _PLAIN_TYPES.get(self.types, torch.bfloat16)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting."""
@@ -321,26 +277,22 @@ class GGUFFile:
         """Return a setting of the architecture; 0 means the default."""
         return self.get(f"{self.architecture}.{name}") or default
 
-    @contextmanager
-    def alone(self) -> Iterator[dict[str, Any]]:
-        """Yield arguments with which transformers reads this file alone."""
-        # transformers looks for the package by its name; the extra has its modules under another name.
-        modeling_gguf_pytorch_utils.is_gguf_available = lambda *_, **__: True
-        with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  # progress bars
-            (Path(folder) / "model.gguf").symlink_to(self.path.resolve())
-            yield {"pretrained_model_name_or_path": folder, "gguf_file": "model.gguf", "trust_remote_code": False}
-
 
 def write_checkpoint(source: GGUFFile, folder: Path) -> None:
     """Write config, weights and tokenizer of a stock checkpoint."""
-    try:
-        with source.alone() as file:
-            config = AutoConfig.from_pretrained(**file)
+    # transformers looks for the package gguf by its name; the extra has its modules under another name.
+    modeling_gguf_pytorch_utils.is_gguf_available = lambda *_, **__: True
+    problem = f"{source.path} ({source.architecture}) cannot be converted"
+    with library_errors(ModelError, problem, "Use the model's own checkpoint"):
+        with TemporaryDirectory() as alone, redirect_stderr(io.StringIO()):  # without other files and progress bars
+            (Path(alone) / "model.gguf").symlink_to(source.path.resolve())
+            file: dict[str, Any] = {"gguf_file": "model.gguf", "trust_remote_code": False}
+            config = AutoConfig.from_pretrained(alone, **file)
             _set_rope(config, source)
             _set_attention(config, source)
             # Not AutoTokenizer: the class of an architecture would set its own splits instead of the file's.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(**file)
-            model: Any = AutoModelForCausalLM.from_pretrained(**file, config=config, dtype=source.dtype)
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(alone, **file)
+            model: Any = AutoModelForCausalLM.from_pretrained(alone, config=config, dtype=source.dtype, **file)
         _set_tokenizer(tokenizer, source, config.max_position_embeddings)
         held = sum(weight.numel() for weight in model.parameters())
         stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
@@ -354,12 +306,6 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
         vars(model.config).pop("_model_name_or_path", None)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except (SkipwiseError, OSError):
-        raise
-    except Exception as error:  # transformers raises errors of many types
-        raise ModelError(
-            f"{source.path} ({source.architecture}) cannot be converted: {reason(error)}. Use the model's own checkpoint"
-        ) from error
     write_legacy_keys(folder)
     write_seal(folder, {"converted_from": source.path.name})
 

@@ -1,8 +1,7 @@
 """Cost of a model from its config alone: memory and operations of a training step and of a forward pass, and their time here.
 
-Under PyTorch's ``FakeTensorMode`` every operation of the stock model runs on tensors with a shape and no memory. Their bytes
-are added when they are made and subtracted when they are freed, and operations are counted. So LoRA, activation
-checkpointing and every family are included without formulas.
+Under PyTorch's ``FakeTensorMode`` the stock model runs on tensors without memory; bytes and operations are counted. So
+LoRA, activation checkpointing and every family are included without formulas.
 """
 
 import copy
@@ -34,7 +33,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
-from skipwise.model.config import experts_of, head_size, inner_width
+from skipwise.model.config import experts_of, head_size
 from skipwise.model.forward import autocast, dtype_of, in_slices, stock_model, worth_chunking
 from skipwise.recipes.schema import Lora
 
@@ -82,16 +81,10 @@ def step_cost(
     rules: Lora | None = None,
     sliced_loss: bool = True,
 ) -> StepCost:
-    """Return the cost of one training step of the stock model of ``config``; no weights are read.
+    """Return the cost of one training step on ``micro_batch`` examples of ``window`` tokens; no weights are read.
 
-    Args:
-        window: tokens of one example.
-        micro_batch: examples in one forward pass.
-        precision: of autocast; float32 computes in the dtype of the weights.
-        weights: dtype of the parameters; with LoRA, of the frozen ones.
-        checkpointing: recompute a layer's activations in backward.
-        rules: of LoRA; None trains all weights.
-        sliced_loss: compute large logits in slices, as on one GPU.
+    ``weights`` is the dtype of the parameters, with LoRA (``rules``) of the frozen ones; autocast to ``precision`` computes.
+    ``sliced_loss`` computes large logits in slices, as on one GPU.
     """
     model, mode = _fake_model(config, weights, checkpointing, rules)
     text, parameters, stock = config.get_text_config(), list(model.parameters()), stock_model(model)
@@ -130,8 +123,7 @@ def step_cost(
 class _Counted(TorchDispatchMode):
     """Counter of the bytes of live storages, and of multiplications and additions.
 
-    torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees. Its ``MemTracker`` counts the same bytes in
-    20 times the time, and fails with LoRA.
+    torch's ``FlopCounterMode`` would keep what checkpointing frees; its ``MemTracker`` takes 20 times as long and fails with LoRA.
     """
 
     def __init__(self) -> None:
@@ -223,18 +215,16 @@ def meta_model(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:
     """Return a lower bound of the bytes of one more token in a forward pass without gradients.
 
-    A feed-forward layer holds its input and output and two results of its inner width. ``cached`` adds the keys and values of
-    all layers; sliding layers keep only the last tokens.
+    ``cached`` adds the keys and values of all layers that do not slide.
     """
-    text = config.get_text_config()
-    inner = 0 if experts_of(text) else inner_width(text)  # each expert reads some of the tokens
-    kept = 0
+    text, kept = config.get_text_config(), 0
+    inner = (
+        0 if experts_of(text) else getattr(text, "intermediate_size", None) or 0
+    )  # an expert reads some of the tokens
     if cached:
-        each = 2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(text)
-        if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention
-            each = latent + text.qk_rope_head_dim
-        kept = each * list(DynamicCache(config=config).is_sliding).count(False)
-    return itemsize * (2 * text.hidden_size + 2 * inner + kept)
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        kept = 2 * heads * head_size(text) * list(DynamicCache(config=config).is_sliding).count(False)
+    return itemsize * (2 * text.hidden_size + 2 * inner + kept)  # input, output and two results of a feed-forward layer
 
 
 @dataclass(frozen=True)
@@ -250,9 +240,8 @@ class Speed:
         text, dtype = copy.deepcopy(config.get_text_config()), dtype_of(precision)
         text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
         text._attn_implementation = None  # the stock choice: flex attention would be compiled first
-        for listed in ("layer_types", "intermediate_size"):  # a value for each layer
-            if isinstance(values := getattr(text, listed, None), list):
-                setattr(text, listed, values[:1])
+        if kinds := getattr(text, "layer_types", None):
+            text.layer_types = kinds[:1]
         with torch.device("meta"):  # its weights are not drawn: the config's rule may be wrong
             model = AutoModel.from_config(text, dtype=dtype)
         model.to_empty(device=device).eval()
@@ -281,7 +270,7 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """The operations (multiplications and additions) of a forward pass."""
+    """Multiplications and additions of a forward pass."""
 
     linear: float  # of one token in all linear layers but the output layer
     output: float  # of one token in the output layer

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from skipwise.errors import ModelError, reason
+from skipwise.errors import ModelError, library_errors
 from skipwise.method.interpolation import DEFAULTS, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import LONGEST, parse_length
 from skipwise.model.config import (
     FULL,
-    SCALED,
     head_size,
     original_length as stated_length,
     read_origin,
@@ -30,6 +29,7 @@ from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 
 _FITTED_FROM = 8  # times the original length (docs/method.md)
+_REPLACEABLE = ("linear", "yarn", "llama3", "longrope", "dynamic")  # scalings
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Extension:
         return self.target_length / self.rope.original_length
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Name of the interpolation, with its settings."""
         return f"{self.interpolation} ({self.settings})" if self.settings != DEFAULTS else self.interpolation
 
@@ -112,10 +112,9 @@ def plan_extension(
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
-    """Return the extension of a recipe.
+    """Return the extension of a recipe; a model that Skipwise extended is extended again from its base's RoPE.
 
-    A model that Skipwise extended is extended again from its base's RoPE. ``fitted`` is planned as ``power`` before the fit.
-    ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
+    ``fitted`` is planned as ``power`` before the fit. ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
     """
     origin, automatic = read_origin(recipe.model), recipe.interpolation == AUTO
     name = "power" if recipe.is_fitted else recipe.interpolation
@@ -132,23 +131,18 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         extension = replace(extension, interpolation="power" if far else "yarn")
     extended = copy.deepcopy(config)
     set_interpolation(extended, extension)
-    try:  # write, read and build the extended model without weights
-        with TemporaryDirectory() as folder, torch.device("meta"):
-            extended.save_pretrained(folder)
-            write_legacy_keys(Path(folder))
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-    except Exception as error:  # from the architecture's code
-        raise ModelError(
-            f"{type(config).__name__} does not take {extension.interpolation} x{extension.factor:g}: {reason(error)}. Choose "
-            "--interpolation ntk or yarn-revised, or another model"
-        ) from error
+    problem = f"{type(config).__name__} does not take {extension.interpolation} x{extension.factor:g}"
+    fix = "Choose --interpolation ntk or yarn-revised, or another model"
+    with library_errors(ModelError, problem, fix), TemporaryDirectory() as folder, torch.device("meta"):
+        extended.save_pretrained(folder)  # write, read and build the extended model without weights
+        write_legacy_keys(Path(folder))
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     return extension
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     """Write the interpolation into ``config``; the rotated share of each head stays."""
-    current = rope_of(config)
-    kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
+    kept = {key: value for key, value in rope_of(config).items() if key == "partial_rotary_factor"}
     new = kept | rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
     config.rope_parameters = {**config.rope_parameters, FULL: new} if FULL in config.rope_parameters else new
     config.max_position_embeddings = extension.target_length
@@ -192,10 +186,7 @@ def _rotary_modules(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, s
 
 
 def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
-    """Set the frequencies of an extension in a loaded model; the config stays.
-
-    The model must have been loaded without a scaling, which some classes compute at each call.
-    """
+    """Set the frequencies of a model loaded without a scaling, which some classes compute at each call; its config stays."""
     wanted, attention = frequencies(extension.interpolation, extension.rope, extension.factor, extension.settings)
     for module, prefix in _rotary_modules(model):
         getattr(module, f"{prefix}inv_freq").copy_(torch.from_numpy(wanted))
@@ -206,14 +197,9 @@ def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
 def _check_scaling(current: dict[str, Any], original: int, *, replaced: bool) -> None:
     """Refuse an existing scaling unless it is to be replaced."""
     kind, factor = str(current.get("rope_type", "default")), current.get("factor")
-    replaceable = kind in SCALED | {"dynamic"}
-    if kind == "default" or (replaced and replaceable):
+    if kind == "default" or (replaced and kind in _REPLACEABLE):
         return
-    fix = "--interpolation yarn replaces it; or start from the base model"
-    if kind == "linear" and "original_max_position_embeddings" not in current:
+    fix = "Start from the base model; convert a checkpoint of PoSE's authors first: skipwise convert CHECKPOINT OUT"
+    if kind in _REPLACEABLE:
         fix = f"--interpolation yarn replaces it, with original_length if it is not {original:,}; or start from the base model"
-    elif kind == "vanilla_ntk":  # of PoSE's authors
-        fix = "Convert it: skipwise convert CHECKPOINT OUT"
-    elif not replaceable:
-        fix = "It cannot be replaced; start from the base model"
     raise ModelError(f"config is already {kind}{f' x{factor:g}' if factor else ''} (original {original:,}). {fix}")

@@ -2,8 +2,7 @@
 
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
 that is more than all other activations. In slices the output layer returns hidden states, and the loss applies its weights
-to some tokens at a time and computes their gradients at once. The output layer takes three products, as in the stock step:
-for the logits, and for the gradients of its weights and of what it reads.
+to some tokens at a time and computes their gradients at once, in the three products of the stock step.
 """
 
 from collections.abc import Iterator
@@ -116,10 +115,7 @@ def cpu_features() -> set[str]:
 
 
 def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
-    """Return whether to compute a micro-batch's loss in slices, by the size of its logits in float32.
-
-    Above 32 MiB on the ``device`` "cpu", where slices that stay in its cache are faster; above 0.5 GiB elsewhere, to save memory.
-    """
+    """Return whether to compute a micro-batch's loss in slices: on a CPU for speed, elsewhere to save memory."""
     return 4 * tokens * vocabulary > (_SLOW_BYTES if device == "cpu" else _HEAVY_BYTES)
 
 
@@ -127,7 +123,7 @@ def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
 def can_be_sliced(model: PreTrainedModel) -> bool:
     """Return whether the loss in slices equals the model's own loss, by computing both on a few tokens.
 
-    They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix; not by a factor.
+    They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix.
     """
     head = stock_model(model).get_output_embeddings()
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
@@ -144,10 +140,7 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context; backward may run outside of it.
-
-    The output layer returns what it reads, so the model's "logits" are hidden states.
-    """
+    """Compute the model's loss in slices inside this context, where its "logits" are hidden states."""
     stock: Any = stock_model(model)
     head, before = stock.get_output_embeddings(), stock.loss_function
     head.forward = lambda hidden: hidden

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from skipwise.errors import ModelError, out_of_memory, reason
+from skipwise.errors import ModelError, library_errors, out_of_memory
 from skipwise.model import lora
 from skipwise.model.attention import mask_by_position
 from skipwise.model.config import (
@@ -39,12 +39,9 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         ModelError: transformers cannot load one.
     """
     folder = resolve(str(name))
-    try:
+    problem = f"model {str(name)!r} has no tokenizer that transformers can load"
+    with library_errors(ModelError, problem, "Fetch its files again"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises Exception itself
-        raise ModelError(
-            f"model {str(name)!r} has no tokenizer that transformers can load ({reason(error)}). Fetch its files again"
-        ) from error
 
 
 def load_model(
@@ -66,8 +63,7 @@ def load_model(
     Args:
         name: ``nano``, a folder (also an adapter's, which is merged into its base), or a name on the hub.
         extension: the extension to set; default: none.
-        target_length: L_t in tokens, as 32768 or "32k": sets ``plan_extension(config, target_length=target_length,
-            interpolation=interpolation)``.
+        target_length: L_t in tokens, as 32768 or "32k", instead of ``extension``.
         interpolation: a name of ``skipwise.method.interpolation.INTERPOLATIONS``; default with ``target_length``: ``yarn``.
         dtype: dtype of the weights, or its name, as "bfloat16".
         device: device to load to.
@@ -93,8 +89,8 @@ def load_model(
     base = lora.base_of(folder)
     if base:
         require_unchanged(Path(resolve(base)))
-        wanted = (read_seal(Path(folder)) or {}).get("base_fingerprint")
-        if wanted is not None and wanted != weights_fingerprint(base):
+        wanted = read_seal(Path(folder)).get("base_fingerprint")
+        if wanted and wanted != weights_fingerprint(base):
             raise ModelError(
                 f"the base {base} of adapter {folder} has changed since training. Restore it, or copy the adapter without "
                 f"{MANIFEST} to use it on this base"
@@ -150,10 +146,7 @@ def save_extended(
     origin: Origin | None = None,
     adapter_of: str | None = None,
 ) -> None:
-    """Write model and tokenizer, check them by a stock reload, then rename them to ``folder``.
-
-    ``origin`` is written too. If ``adapter_of`` names a base, only the adapter is written.
-    """
+    """Write model (of ``adapter_of``, a base, the adapter alone) and tokenizer; rename them to ``folder`` after a stock reload."""
     temporary = folder.with_name(folder.name + ".partial")
     fresh_folder(temporary)
     tokenizer.model_max_length = extension.target_length

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError, pip_install, reason
+from skipwise.errors import ModelError, RecipeError, library_errors, pip_install
 from skipwise.model.forward import random_state_kept, stock_model
 from skipwise.recipes.schema import Lora
 from skipwise.results.files import read_json, write_json
@@ -38,10 +38,7 @@ def require_installed(rules: Lora) -> None:
 
 
 def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | None = None) -> "PeftModel":
-    """Freeze ``model`` and add trainable float32 weights by ``rules``.
-
-    A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) has both.
-    """
+    """Freeze ``model`` and add float32 weights: A drawn with ``seed`` and B zero, or those of ``state`` (safetensors)."""
     require_installed(rules)
     from peft import LoraConfig
 
@@ -84,10 +81,7 @@ def trained_share(config: PretrainedConfig, rules: Lora) -> tuple[int, int]:
 
 
 def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
-    """Merge the additions of ``trained`` into ``base`` in place, and return the stock model.
-
-    ``base`` may have a higher precision than the base in training: then the merged weights are not rounded to 4 bits.
-    """
+    """Merge additions into ``base``, which may have a higher precision than in training; return the stock model."""
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(trained, save_embedding_layers=False)
@@ -118,10 +112,8 @@ def base_of(folder: str) -> str | None:
     path = Path(folder) / _CONFIG
     if not path.is_file():
         return None
-    try:
+    with library_errors(ModelError, f"{path} cannot be read", "Fetch the adapter again"):
         described = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({reason(error)}). Fetch the adapter again") from error
     if "skipwise_base" not in described:
         raise ModelError(
             f"{folder} is an adapter of {described.get('base_model_name_or_path')!r}. Merge it into that model first (peft: "
@@ -135,7 +127,8 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
     require_installed(Lora())
     from peft import LoraConfig
 
-    try:
+    fix = "Fetch the adapter again, or extend again"
+    with library_errors(ModelError, f"adapter {folder} cannot be put on its base", fix):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Unexpected keyword arguments")  # rope_parameters
             config = LoraConfig.from_pretrained(folder)
@@ -143,10 +136,6 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         config.megatron_config = None  # older releases import Megatron by a name in the file
         adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
         return adapted.merge_and_unload(safe_merge=True).requires_grad_(True) if merge else adapted
-    except Exception as error:  # peft raises errors of many types
-        raise ModelError(
-            f"adapter {folder} cannot be put on its base ({reason(error)}). Fetch the adapter again, or extend again"
-        ) from error
 
 
 def _with_additions(base: PreTrainedModel, config: "LoraConfig", state: dict[str, torch.Tensor] | None) -> Any:

@@ -27,7 +27,7 @@ from skipwise.errors import ModelError, RunError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import (
-    FACTORS_BY_FREQUENCY,
+    GGUF_LLAMA,
     MANIFEST,
     by_frequency,
     extended_set,
@@ -71,7 +71,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         warning=" ".join(data.warnings),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
-            "interpolation": f"{extension.told} x{extension.factor:g}",
+            "interpolation": f"{extension.description} x{extension.factor:g}",
             "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,
             "seed": str(recipe.seed),
@@ -185,7 +185,7 @@ tokenizer = AutoTokenizer.from_pretrained("{HERE}")
 def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
     """Return the commands for llama.cpp, or why it cannot serve the model."""
     rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
+    if by_frequency(rope) and config["model_type"] not in GGUF_LLAMA:
         return (
             f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
         )
@@ -263,7 +263,7 @@ def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
         text = (copied / _CARD).read_text(encoding="utf-8")
         text = re.sub(r'(?<=from_pretrained\()".*?"(?=, config=config\))', lambda _: json.dumps(base), text)
         (copied / _CARD).write_text(text, encoding="utf-8")
-        facts = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
+        facts = {key: value for key, value in read_seal(folder).items() if key != "files"}
         write_seal(copied, facts | {"base": base, "base_fingerprint": None})  # on the hub a commit is the fingerprint
         yield copied
 

@@ -261,7 +261,7 @@ def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extens
     kind, factor = rope_of(config).get("rope_type", "default"), rope_of(config).get("factor")
     current = original if kind == "default" else max(reach_of(config, original) or 0, original)
     unfitted = recipe.is_fitted and extension.interpolation == "power"
-    name = "fitted" if unfitted else extension.told
+    name = "fitted" if unfitted else extension.description
     console.print(
         f"{recipe.model}: {current:,} -> {target:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})", style="bold"
     )

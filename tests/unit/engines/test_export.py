@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.engines import check, export
-from skipwise.engines.check import Engine, Request
+from skipwise.engines.check import GGUF_TOLERANCES, Engine, Request
 from skipwise.engines.export import TYPES, _plain_rope, convert_gguf, write_gguf
 from skipwise.errors import EngineError, RecipeError, RunError
 from skipwise.method.interpolation import Rope, RopeSettings, rope_parameters
@@ -28,7 +28,7 @@ def settings(name: str, given: RopeSettings | None = None, **more: object) -> di
 def test_other_ropes_are_not_changed(name: str) -> None:
     given = RopeSettings(rope_theta=1e5) if name == "theta" else None
     config = settings(name, given)
-    assert _plain_rope(config, False) == (None, 1.0)
+    assert _plain_rope(config) == (None, 1.0)
     assert config == settings(name, given)
 
 
@@ -37,7 +37,7 @@ def test_revised_yarn_becomes_factors_by_frequency() -> None:
     written = dict(config["rope_parameters"])
     config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": {}}
     config["rope_scaling"] = dict(written)
-    factors, attention = _plain_rope(config, True)
+    factors, attention = _plain_rope(config)
     assert factors == written["long_factor"]
     assert (factors[0], factors[-1], attention) == (1.0, 8.0, written["attention_factor"])
     assert config["rope_parameters"]["full_attention"] == {
@@ -48,21 +48,21 @@ def test_revised_yarn_becomes_factors_by_frequency() -> None:
     assert "rope_scaling" not in config  # the converter would read it
 
 
-@pytest.mark.parametrize(("reads_factors", "changed"), [(False, {}), (True, {"short_factor": [2.0] * 4})])
-def test_factors_that_llama_cpp_does_not_read_are_refused(reads_factors: bool, changed: dict) -> None:
-    config = settings("yarn-revised")
+@pytest.mark.parametrize(("family", "changed"), [("qwen2", {}), ("llama", {"short_factor": [2.0] * 4})])
+def test_factors_that_llama_cpp_does_not_read_are_refused(family: str, changed: dict) -> None:
+    config = settings("yarn-revised") | {"model_type": family}
     config["rope_parameters"] |= changed
     with pytest.raises(EngineError):
-        _plain_rope(config, reads_factors)
+        _plain_rope(config)
 
 
 @pytest.mark.parametrize("attention", [0.9, 1.5])
 def test_a_stated_attention_factor_is_a_multiple_of_llama_cpps(attention: float) -> None:
-    factors, times = _plain_rope(settings("yarn", RopeSettings(attention_factor=attention)), False)
+    factors, times = _plain_rope(settings("yarn", RopeSettings(attention_factor=attention)))
     assert factors is None
     assert times * rope_parameters("yarn", ROPE, 8.0)["attention_factor"] == pytest.approx(attention)
     config = settings("factors", RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention))
-    assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], attention)  # llama.cpp divides by a list of factors
+    assert _plain_rope(config) == ([1.0, 2.0, 4.0, 3.0], attention)  # llama.cpp divides by a list of factors
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_coarse_weights_are_proved_in_float16_first(kind: str, steps: list[str], tmp_path: Path) -> None:
-    write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE, lambda file, kind: steps.append(f"proved {kind}"))
-    own = [kind, f"proved {kind}"]
-    assert steps == (own if kind in ("f32", "f16") else ["f16", "proved f16", *own])
+    write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE, lambda file, tolerance: steps.append(str(tolerance)))
+    own = [kind, str(GGUF_TOLERANCES[kind])]
+    assert steps == (own if kind in ("f32", "f16") else ["f16", str(GGUF_TOLERANCES["f16"]), *own])
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
     steps.clear()
     write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE)

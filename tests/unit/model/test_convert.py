@@ -31,6 +31,11 @@ def refused(source: Path, out: Path, match: str) -> None:
     assert not out.exists()
 
 
+def test_the_first_baichuan_is_refused(tmp_path: Path) -> None:
+    baichuan(tmp_path / "source", vocab_size=64_000)
+    refused(tmp_path / "source", tmp_path / "out", "Baichuan2-7B")
+
+
 def test_the_tokenizer_is_copied(gptj: Path, tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
