@@ -2,8 +2,7 @@
 
     documents -> tokens -> examples -> training -> checkpoint -> evaluation -> results -> report
 
-Each stage leaves files for the next, and a resumed run skips the stages that are done. Training, evaluation and report do
-not import each other; what takes two of them is here.
+A resumed run skips the stages that are done. Training, evaluation and report do not import each other.
 """
 
 from datetime import timedelta
@@ -28,7 +27,7 @@ from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.config import require_unchanged
 from skipwise.model.cost import training_seconds
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import AUTO, FITTED, Recipe
 from skipwise.report.page import summary_table, write_page
 from skipwise.report.rows import read_folder
@@ -55,11 +54,7 @@ from skipwise.training.run import (
 
 
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
-    """Run the whole job into a run folder and return it.
-
-    Of several processes rank 0 does all but the training, in which the others join. An error leaves intact what was
-    written.
-    """
+    """Run the whole job into a run folder and return it; the processes besides rank 0 only train."""
     recipe, fit = fitted_recipe(recipe, out, resume, console)
     prepared = prepare_together(recipe, out, resume, console)
     if not processes.is_first():
@@ -103,10 +98,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
 def rehearse(
     recipe: Recipe, *, out: Path | None, resume: bool, console: Console, launch: str | None, processes: int
 ) -> None:
-    """Prepare a run, print its plan and its time on this machine; train nothing and write no run folder.
-
-    What could not be trained or measured is refused; what does not fit on this machine is a warning.
-    """
+    """Prepare a run, print its plan and its time on this machine; what does not fit here is a warning."""
     if recipe.interpolation not in (FITTED, AUTO):
         recipe, _ = fitted_recipe(recipe, out, resume, console)
     if out is not None:
@@ -136,15 +128,8 @@ def rehearse(
 
 def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
     """Plan what is measured of a prepared run; what cannot be measured is refused."""
-    return plan_evaluation(
-        prepared.recipe,
-        prepared.extension,
-        prepared.tokenizer,
-        prepared.store,
-        prepared.origin,
-        prepared.precision,
-        console,
-    )
+    run = prepared
+    return plan_evaluation(run.recipe, run.extension, run.tokenizer, run.store, run.origin, run.precision, console)
 
 
 def _train(
@@ -190,7 +175,7 @@ def _record_coverage(prepared: PreparedRun, results: Results) -> None:
         return
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="no_skip")
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
-    label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
+    label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else display_name(rule.scheme)
     curves = [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
     known = {record.label for record in results.records if isinstance(record, CoverageRecord)}
     results.append(*(record for record in curves if record.label not in known))

@@ -1,11 +1,11 @@
 """A run from its folder to its trained model: choose and begin the folder, prepare, load, train, save.
 
-A new run never takes an existing folder, and a resumed run has the settings that it began with. Of several processes all
-prepare the run, rank 0 begins its folder, and the others join the training.
+Of several processes all prepare the run, rank 0 begins its folder, and the others join the training.
 """
 
 import re
 from collections.abc import Collection
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,11 +48,8 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
 
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     if not resume:
-        folder, number = RUNS / name, 1
-        while folder.exists():
-            number += 1
-            folder = RUNS / f"{name}-{number}"
-        return folder
+        folders = (RUNS / (name if number == 1 else f"{name}-{number}") for number in count(1))
+        return next(folder for folder in folders if not folder.exists())
     begun = (path.parent for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(name))
     for folder in sorted(begun, key=lambda folder: (folder / "recipe.yaml").stat().st_mtime, reverse=True):
         if not _differences(deciding_settings(recipe_of(folder)), deciding_settings(recipe)):
@@ -85,12 +82,13 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
+    """Return the settings that decide the saved model and its logs, by dotted key.
 
-    The evaluation decides it only if the best step is kept; streaming and the method's name never do.
+    The evaluation decides only if the best step is kept.
     """
-    free: Any = {"method": True, "evaluation": True, "data": {"streaming"}}
-    settings = _flatten(recipe.model_dump(mode="json", exclude=free))
+    settings = _flatten(
+        recipe.model_dump(mode="json", exclude={"method": True, "evaluation": True, "data": {"streaming"}})
+    )
     rule = recipe.evaluation
     settings["evaluation.save_best"] = rule.save_best
     if rule.save_best:
@@ -106,12 +104,9 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
-    """Lock the run's folder, and write the recipe of a new run before anything else.
-
-    The folder is checked again under the lock: another process may have begun a run there meanwhile.
-    """
+    """Lock the run's folder, and write the recipe of a new run before anything else."""
     run.lock()
-    require_ours(run, recipe, resume)
+    require_ours(run, recipe, resume)  # again: another process may have begun a run there meanwhile
     if not run.recipe.exists():
         dump_recipe(recipe, run.recipe)
     run.begin(seed=recipe.seed, settings=deciding_settings(recipe))
@@ -187,16 +182,13 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
 def train_run(
     prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, **steps: Any
 ) -> PreTrainedModel:
-    """Train in place, and return the whole model; rank 0 keeps the records.
-
-    ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
-    """
+    """Train in place, and return the whole model; ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``."""
     first, recipe = processes.is_first(), prepared.recipe
     logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
     def keep(log: dict[str, Any]) -> None:
         if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
-            append_record(run.results, TrainingRecord(arm=recipe.arm, **log))
+            append_record(run.results, TrainingRecord(arm=recipe.positions.scheme, **log))
 
     summary = train(
         model,
@@ -229,10 +221,7 @@ def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
 
 
 def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:
-    """Load the whole model from the last checkpoint into CPU memory.
-
-    The processes hold only shards of ``trained``, and one GPU may be too small.
-    """
+    """Load the whole model, of which the processes hold shards, from the last checkpoint into CPU memory."""
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = prepared.recipe.lora
