@@ -26,8 +26,6 @@ _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 
 def read_path(text: str) -> Path:
     """Read the path of a file or folder; ``~`` is the home folder."""
-    if not text.strip():
-        raise typer.BadParameter("the path is empty. Give a file or folder, or leave the option out")
     return Path(expanded(text))
 
 

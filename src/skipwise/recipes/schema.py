@@ -195,11 +195,7 @@ class Evaluation(Section):
 
 
 class Recipe(Section):
-    """One extension: a model, a target length, the method and the text.
-
-    Raises:
-        RecipeError: through ``load_recipe``; it names the key, its rule and the nearest valid name.
-    """
+    """One extension: a model, a target length, the method and the text."""
 
     model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")

@@ -72,8 +72,6 @@ def weights_only(checkpoint: Path | None) -> Iterator[None]:
         with patch_environment(torch_force_weights_only_load="1"), torch.serialization.safe_globals(known):
             yield
     except UnpicklingError as error:
-        if checkpoint is None:
-            raise
         raise RunError(f"{checkpoint} holds a foreign pickle, which is not executed; {_ways_on(checkpoint)}") from error
 
 
@@ -127,7 +125,7 @@ def _complete(folder: Path) -> list[Path]:
     return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
 
 
-def _ways_on(checkpoint: Path) -> str:
+def _ways_on(checkpoint: Path | None) -> str:
     return f"restore it, or delete {checkpoint} to resume from the checkpoint before it"
 
 

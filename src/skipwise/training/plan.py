@@ -182,8 +182,7 @@ def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardw
 def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) -> None:
     """Refuse a run that is certain to exceed this machine's memory or the disk of ``folder``.
 
-    Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
-    the model, so their memory is not certain.
+    Lower bounds, without activations. ``folder`` is None for a resumed run; ``several`` processes may share the model.
     """
     training, rules, parameters = recipe.training, recipe.lora, meta_model(load_config(recipe.model)).num_parameters()
     device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
@@ -223,8 +222,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     ]
     if short := len(run.split.train) - len(run.dataset.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
-    packed = run.split.train[lengths < run.train_length]
-    if len(packed):
+    if len(packed := run.split.train[lengths < run.train_length]):
         lines.append(
             f"packed: {counted(len(packed), 'document')} under {run.train_length:,} tokens; none reads another"
         )

@@ -46,8 +46,8 @@ class PreparedRun:
     def name(self) -> str:
         """Return a name for the run: model, target and method."""
         recipe, scheme = self.recipe, self.recipe.positions.scheme
-        parts = [short_name(recipe.model), format_length(self.extension.target_length), recipe.interpolation]
-        return "-".join([*parts, *([scheme] if scheme != "pose" else []), *(["lora"] if recipe.lora else [])])
+        method = f"{recipe.interpolation}{'' if scheme == 'pose' else f'-{scheme}'}{'-lora' if recipe.lora else ''}"
+        return f"{short_name(recipe.model)}-{format_length(self.extension.target_length)}-{method}"
 
     @property
     def precision(self) -> Precision:

@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
-from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
+from skipwise.errors import PeerError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
@@ -66,9 +66,7 @@ def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
         begun = run.read().get("settings") or deciding_settings(recipe_of(run.path))
         if changed := _differences(begun, deciding_settings(recipe)):
             changes = ", ".join(f"{key} = {old!r}, now {new!r}" for key, old, new in changed[:4])
-            raise RunError(
-                f"{run.path} was begun with {changes}; resume with the settings it began with, or give another --out"
-            )
+            raise RunError(f"{run.path} was begun with {changes}; resume with the old settings, or give another --out")
     elif not run.is_free:
         raise RunError(f"{run.path} exists and holds no run of skipwise; give another --out")
     elif resume:
@@ -114,13 +112,9 @@ def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
 
 def recipe_of(folder: Path) -> Recipe:
     """Return the recipe that a run began with."""
-    path = RunFolder(folder).recipe
-    if not path.exists():
+    if not (path := RunFolder(folder).recipe).exists():
         raise RunError(f"{folder} holds no run: {path.name} is missing; give the folder of a run, e.g. runs/NAME")
-    try:
-        return load_recipe(path)
-    except RecipeError as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
+    return load_recipe(path)
 
 
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
@@ -148,10 +142,11 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
     run = RunFolder(path)
     with processes.together():
         differ = [name for name, value in prepared.decides.items() if value != decides[name]]
-        if differ or not run.facts.exists() or run.identity != identity:
+        if run.identity != identity:  # also where the folder is missing
+            differ.append(f"the folder {path}")
+        if differ:
             raise RunError(
-                f"{' and '.join(differ) or f'the folder {path}'} of this machine and of process 0 differ; give all machines the "
-                "same, and --out on a disk that they share"
+                f"{' and '.join(differ)} differ from rank 0's; give all machines the same, and a shared --out"
             )
     if training:
         try:

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.model.attention import mask_by_position
@@ -30,7 +29,7 @@ from skipwise.training.checkpoints import intact
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The result of a run. Steps and tokens include the part before a resume; time does not."""
+    """The result of a run; steps and tokens include the part before a resume."""
 
     steps: int
     tokens: int  # input tokens seen
@@ -80,7 +79,6 @@ def train(
     meter = _Meter(on_log, on_step, save_at)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
-    transformers_logging.disable_progress_bar()  # a bar for each checkpoint would break ours
     with settings_errors():
         trainer = _Trainer(model, args, collate, dataset, callbacks=[meter])
     trainer.keep, trainer.best = settings.save_total_limit, best
