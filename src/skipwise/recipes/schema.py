@@ -75,13 +75,14 @@ class Rope(Section):
     beta_slow: float | None = Field(None, description="turns to which a pair gets the whole factor [1; power: 0.6]")
     power: float | None = Field(None, description="how late the divisor rises to the factor [2] (power)")
     attention_factor: float | None = Field(None, description="of cos and sin [by the target]")
-    factors: list[float] | None = Field(None, description="divisor of each pair's frequency (factors, which needs it)")
+    factors: tuple[float, ...] | None = Field(
+        None, description="divisor of each pair's frequency (factors, which needs it)"
+    )
 
     @property
     def settings(self) -> interpolation.RopeSettings:
         """The settings as arguments of the formulas."""
-        factors = None if self.factors is None else tuple(self.factors)
-        return interpolation.RopeSettings(**self.model_dump(exclude={"factors"}), factors=factors)
+        return interpolation.RopeSettings(**self.model_dump())
 
 
 class Positions(Section):

@@ -32,7 +32,7 @@ from skipwise.training.trainer import train
 RUNS = Path("runs")  # where runs go without ``out``
 # Settings that change neither the model nor its logs, to the bit.
 _FREE = re.compile(
-    r"training\.(dataloader_.*|(activation|gradient)_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
+    r"training\.(dataloader_.*|gradient_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
 )
 
 
@@ -41,20 +41,20 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
 
     Without ``out`` it is ``runs/<default_name>``, with a number if that exists, or the newest run of the recipe.
     """
-    run = RunFolder(out or _default_folder(recipe, default_name, resume))
+    if out is None and resume:
+        begun = [path for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(default_name)]
+        begun.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        wanted = deciding_settings(recipe)
+        same = (path for path in begun if not _differences(deciding_settings(load_recipe(path)), wanted))
+        if (newest := next(same, None)) is None:
+            raise RunError(f"no run of this recipe in runs/{default_name}*; give it by --out, or leave --resume out")
+        out = newest.parent
+    elif out is None:
+        names = (default_name if number == 1 else f"{default_name}-{number}" for number in count(1))
+        out = next(RUNS / name for name in names if not (RUNS / name).exists())
+    run = RunFolder(out)
     require_ours(run, recipe, resume)
     return run
-
-
-def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
-    if not resume:
-        folders = (RUNS / (name if number == 1 else f"{name}-{number}") for number in count(1))
-        return next(folder for folder in folders if not folder.exists())
-    begun = (path.parent for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(name))
-    for folder in sorted(begun, key=lambda folder: (folder / "recipe.yaml").stat().st_mtime, reverse=True):
-        if not _differences(deciding_settings(recipe_of(folder)), deciding_settings(recipe)):
-            return folder
-    raise RunError(f"no run of this recipe in runs/{name}*; give its folder by --out, or leave --resume out")
 
 
 def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
