@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.report.numbers import format_share
 from skipwise.results.statistics import Interval, mean_interval, share_difference
 
@@ -50,7 +50,7 @@ class Lower:
     def rule(self) -> str:
         factor = f"{self.factor:g} x " if self.factor != 1 else ""
         where = "every length beyond the original" if self.beyond else "every length"
-        return f"perplexity of {arm_name(self.row)} at most {factor}that of {arm_name(self.other)}, at {where}"
+        return f"perplexity of {display_name(self.row)} at most {factor}that of {display_name(self.other)}, at {where}"
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:
         ratios = []
@@ -73,7 +73,7 @@ class Falls:
 
     @property
     def rule(self) -> str:
-        return f"{arm_name(self.row)}'s perplexity falls as the window grows, or rises by at most {self.rise:.0%}"
+        return f"{display_name(self.row)}'s perplexity falls as the window grows, or rises by at most {self.rise:.0%}"
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:
         row = rows[self.row]
@@ -102,7 +102,7 @@ class Finds:
     def rule(self) -> str:
         bound = f"at least {self.least:.0%}" if self.least else f"at most {self.most:.0%}"
         where = "every length beyond the original" if self.beyond else "every length up to the target"
-        return f"{arm_name(self.row)} finds {bound} of the passkeys at {where}"
+        return f"{display_name(self.row)} finds {bound} of the passkeys at {where}"
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:
         lengths = [n for n in rows[self.row].hits if n <= target and not (self.beyond and n <= original)]
@@ -122,7 +122,7 @@ class FindsMore:
 
     @property
     def rule(self) -> str:
-        return f"{arm_name(self.row)} finds more passkeys than {arm_name(self.other)} at the target"
+        return f"{display_name(self.row)} finds more passkeys than {display_name(self.other)} at the target"
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:
         ours, theirs = rows[self.row].hits.get(target), rows[self.other].hits.get(target)
@@ -157,7 +157,7 @@ class Holds:
     def rule(self) -> str:
         bounds = [f"at least {self.least:g} x"] * (self.least > 0)
         bounds += [f"at most {self.most:g} x"] * (self.most < float("inf"))
-        return f"{arm_name(self.row)}'s perplexity rises to {' and '.join(bounds)} that at the original length"
+        return f"{display_name(self.row)}'s perplexity rises to {' and '.join(bounds)} that at the original length"
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:
         row, ratios = rows[self.row], []
@@ -186,8 +186,8 @@ class Keeps:
     @property
     def rule(self) -> str:
         return (
-            f"{arm_name(self.row)} loses at most {self.loss:g} nats and {self.accuracy:g} of next-token accuracy "
-            f"against {arm_name(self.other)}, inside the original length"
+            f"{display_name(self.row)} loses at most {self.loss:g} nats and {self.accuracy:g} of next-token accuracy "
+            f"against {display_name(self.other)}, inside the original length"
         )
 
     def judge(self, rows: Rows, original: int, target: int) -> Judged:

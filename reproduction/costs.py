@@ -28,7 +28,7 @@ from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.forward import AUTOCAST, choose_precision, default_device
 from skipwise.model.loading import load_model
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.page import markdown_table
 from skipwise.results.files import content_hash
@@ -51,7 +51,7 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
     if {(r.arm, r.target) for r in known} >= set(product(_ROUNDS, targets)):
         return known
     for arm in _ROUNDS:
-        console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
+        console.print(f"efficiency: timing {display_name(arm)} at {', '.join(map(format_length, targets))}")
         seconds = in_own_process(step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):
             base, peak, device = in_own_process(peak_bytes, recipe, arm, target, original)
@@ -163,11 +163,13 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
     )
     parts = [setup]
     for name, cell in columns.items():
-        lines = [[arm_name(arm), *(cell(by[arm, t]) if (arm, t) in by else "–" for t in targets)] for arm in arms]
+        lines = [[display_name(arm), *(cell(by[arm, t]) if (arm, t) in by else "–" for t in targets)] for arm in arms]
         parts.append(markdown_table([f"{name}, target", *lengths], lines))
     theirs = {arm: (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm]) for arm in paper.EFFICIENCY_GB}
     head = ["the paper", *(f"{unit}, {x}x" for unit in ("hours", "GB a GPU") for x in (2, 4, 8))]
-    parts.append(markdown_table(head, [[arm_name(arm), *(f"{v:g}" for v in values)] for arm, values in theirs.items()]))
+    parts.append(
+        markdown_table(head, [[display_name(arm), *(f"{v:g}" for v in values)] for arm, values in theirs.items()])
+    )
     return "\n\n".join(parts)
 
 

@@ -22,7 +22,7 @@ from skipwise.evaluation.specification import doubled_windows
 from skipwise.model.config import load_config, weights_fingerprint
 from skipwise.model.extension import plan_extension
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.names import BASELINES, arm_name
+from skipwise.recipes.names import BASELINES, display_name
 from skipwise.recipes.schema import Evaluation, Positions, Recipe, Training
 from skipwise.results.files import content_hash
 from skipwise.training.run import deciding_settings
@@ -103,7 +103,7 @@ class ArmRun:
 
     def folder(self, out: Path) -> Path:
         """Return the run folder, shared by all exhibits under ``out``."""
-        name = self.recipe.arm if self.trained else self.recipe.evaluation.models[0]
+        name = self.recipe.positions.scheme if self.trained else self.recipe.evaluation.models[0]
         return out / "arms" / f"{name}-{self.key}"
 
     def __str__(self) -> str:
@@ -221,7 +221,7 @@ def require_undecided(changes: Iterable[str]) -> None:
 def select(plans: Plans, rows: Sequence[str], blocks: Sequence[str]) -> dict[str, list[ArmRun]]:
     """Keep the runs of some rows and blocks, as the tables write them; an empty list keeps all."""
     runs = [run for each in plans.values() for run in each]
-    shown = {arm_name(run.row).lower(): run.row for run in runs}
+    shown = {display_name(run.row).lower(): run.row for run in runs}
     rows = [shown.get(row.lower(), row) for row in rows]
     for row in rows:
         one_of("--arm", row, sorted({run.row for run in runs}))

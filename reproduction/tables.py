@@ -12,7 +12,7 @@ from reproduction.exhibits import Block, Exhibit
 from reproduction.runs import ArmRun
 from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.report.canvas import write
 from skipwise.report.figures import curve_plot
 from skipwise.report.numbers import format_number, format_share
@@ -25,7 +25,7 @@ def block_markdown(
 ) -> list[str]:
     """Return how a block was trained and measured, its figures, drawn into ``figures``, and its tables."""
     texts = list(dict.fromkeys(text for row in rows.values() for text, _ in [*row.nll, *row.segments]))
-    left_out = [f"{arm_name(run.row)}, seed {run.recipe.seed}" for run in partial]
+    left_out = [f"{display_name(run.row)}, seed {run.recipe.seed}" for run in partial]
     setup = [_budget(runs, rows), _reading(runs, rows)]
     setup += [f"Left out, because measured in part: {'; '.join(left_out)}."] * bool(left_out)
     original = runs[0].original
@@ -56,7 +56,7 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
         if run.trained and run.recipe.seed == seeds[0] and rows[run.row].measured:
             training = run.recipe.training
             steps = f"{training.max_steps:,} steps of {training.global_batch_size} x {run.window:,}"
-            budgets.setdefault(f"{run.tokens:,} tokens ({steps})", []).append(arm_name(run.row))
+            budgets.setdefault(f"{run.tokens:,} tokens ({steps})", []).append(display_name(run.row))
     trained = "; ".join(f"{', '.join(names)}: {budget}" for budget, names in budgets.items())
     return f"Seeds: {', '.join(map(str, seeds))}.{spread}" + (f" Trained on: {trained}." if trained else "")
 
@@ -166,14 +166,14 @@ def _ability_table(rows: Rows, original: int) -> str:
                 points = row.difference(rows["original"], text, original, "hits")
                 changes = [str(more), str(points.times(100))] if more and points else changes
             share = f"{100 * right.mean:.1f}% [{100 * right.low:.1f}, {100 * right.high:.1f}]"
-            lines.append([arm_name(label), text, format_number(perplexity_of(loss.mean)), share, *changes])
+            lines.append([display_name(label), text, format_number(perplexity_of(loss.mean)), share, *changes])
     return markdown_table(head, lines, left=2) if lines else ""
 
 
 def _benchmarks(label: str) -> str:
     """Return the paper's six benchmarks and their mean."""
     lines = [
-        [arm_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
+        [display_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
         for (arm, where), values in paper.ABILITY.items()
         if where in ("", label)
     ]
@@ -220,4 +220,4 @@ def _line(label: str, cells: Sequence[str], published: Iterable[str] = ()) -> li
     """Return a row, with a note if no cell is measured."""
     if cells and all(cell == "–" for cell in cells):
         cells = ["not run yet", *cells[1:]]
-    return [arm_name(label), *cells, *published]
+    return [display_name(label), *cells, *published]

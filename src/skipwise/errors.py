@@ -15,10 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pydantic_core import ValidationError
+from typing import Any
 
 _UNSAFE = ("trust_remote_code", "weights_only")  # other libraries advise these; we never do
 _LONGEST = 300  # characters of another library's message
@@ -84,11 +81,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def one_of(what: str, value: str, valid: Iterable[str]) -> str:
-    """Return ``value`` if it is one of ``valid``.
-
-    Raises:
-        RecipeError: it is not.
-    """
+    """Return ``value`` if it is one of ``valid``, else raise a RecipeError."""
     valid = list(valid)
     if value not in valid:
         raise RecipeError(f"{what} {value!r} is unknown{nearest(value, valid)}; choose one of {', '.join(valid)}")
@@ -96,25 +89,19 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
 
 
 def at_least(what: str, value: Any, least: int) -> None:
-    """Require a whole number of at least ``least``.
-
-    Raises:
-        RecipeError: ``value`` is none.
-    """
+    """Require a whole number of at least ``least``, else raise a RecipeError."""
     if not isinstance(value, Integral) or value < least:
         raise RecipeError(f"{what} {value!r} must be at least {least} and a whole number; correct it")
 
 
-def out_of_room(error: Exception) -> int | None:
-    """Return the system's code of a full disk, a quota or a file size limit; None for another error.
+def out_of_room(error: Exception) -> bool:
+    """Return True for a full disk, a quota or a file size limit.
 
-    The code is found in the message: torch.save and safetensors have types of their own. On a full disk torch.save may
-    raise an error of its stream without the code.
+    Found by message: torch.save and safetensors have types of their own. torch.save may raise an error of its stream.
     """
-    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in ("unexpected pos", "iostream error")):
-        return errno.ENOSPC
-    return next((code for code in codes if os.strerror(code) in str(error)), None)
+    words = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+    words += ["unexpected pos", "iostream error"] if isinstance(error, RuntimeError) else []
+    return any(word in str(error) for word in words)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -149,23 +136,17 @@ def pip_install(*extras: str) -> str:
     return f"pip install {' '.join(dict.fromkeys(wanted))}"
 
 
-def first_problem(error: "ValidationError") -> tuple[str, Any, str]:
-    """Return key, value and rule of the first field that pydantic refused."""
-    first = error.errors()[0]
-    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")
-
-
 def reason(error: BaseException) -> str:
-    """Return another library's message as part of a sentence.
+    """Return another library's message as part of a sentence, without advice to run a checkpoint's code.
 
-    Its first line is often a heading, so lines are joined until one does not end in a colon. Advice to run a checkpoint's code
-    is left out. Of a ``ValidationError``: the first field with its rule.
+    Lines are joined until one does not end in a colon. Of a ``ValidationError``: the first field with its rule.
     """
     from pydantic_core import ValidationError  # imported here because the algorithm needs only numpy
 
     if isinstance(error, ValidationError):
-        key, _, rule = first_problem(error)
-        return ": ".join(filter(None, [key, rule]))
+        first = error.errors()[0]
+        rule = first["msg"].removeprefix("Value error, ")
+        return f"{'.'.join(map(str, first['loc']))}: {rule}" if first["loc"] else rule
     text = ""
     for line in filter(None, map(str.strip, str(error).splitlines())):
         text = f"{text} {line}".strip()

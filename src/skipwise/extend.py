@@ -2,12 +2,10 @@
 
     documents -> tokens -> examples -> training -> checkpoint -> evaluation -> results -> report
 
-Each stage leaves files for the next, and a resumed run skips the stages that are done. Training, evaluation and report do
-not import each other; what takes two of them is here.
+A resumed run skips the stages that are done. Training, evaluation and report do not import each other.
 """
 
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +26,7 @@ from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.config import require_unchanged
 from skipwise.model.cost import training_seconds
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import AUTO, FITTED, Recipe
 from skipwise.report.page import summary_table, write_page
 from skipwise.report.rows import read_folder
@@ -36,37 +34,21 @@ from skipwise.report.sharing import log_results, one_run, write_run_card
 from skipwise.results.files import write_text
 from skipwise.results.records import CoverageRecord, Results
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import processes
+from skipwise.training import processes, run as training
 from skipwise.training.arguments import accumulation, reported_to
 from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
 from skipwise.training.prepare import PreparedRun, prepare
-from skipwise.training.run import (
-    RUNS,
-    announce,
-    begin_run,
-    join,
-    load_and_probe,
-    open_run,
-    prepare_together,
-    require_ours,
-    save_trained,
-    train_run,
-)
 
 
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
-    """Run the whole job into a run folder and return it.
-
-    Of several processes rank 0 does all but the training, in which the others join. An error leaves intact what was
-    written.
-    """
+    """Run the whole job into a run folder and return it; the processes besides rank 0 only train."""
     recipe, fit = fitted_recipe(recipe, out, resume, console)
-    prepared = prepare_together(recipe, out, resume, console)
+    prepared = training.prepare_together(recipe, out, resume, console)
     if not processes.is_first():
-        return join(prepared, resume, console, save_at=recipe.compared_steps)
+        return training.join(prepared, resume, console, save_at=recipe.compared_steps)
     evaluation = plan_run_evaluation(prepared, console)
     require_measurable(evaluation, prepared.device)
-    run = open_run(recipe, out, prepared.name, resume=resume)
+    run = training.open_run(recipe, out, prepared.name, resume=resume)
     fingerprints = prepared.decides | evaluation.fingerprints
     run.require_same(fingerprints)
     print_plan(prepared, console)
@@ -74,15 +56,15 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if trained:
         require_unchanged(run.model, "delete the folder, and --resume saves the model again from the last checkpoint")
     else:
-        model, probe = load_and_probe(prepared, console)  # a model that fails leaves no folder
-    begin_run(run, recipe, resume=resume)
+        model, probe = training.load_and_probe(prepared, console)  # a model that fails leaves no folder
+    training.begin_run(run, recipe, resume=resume)
     results = Results(run.results)
     console.print(f"run folder: {run.path}")
     known = run.read().get("fingerprints") or {}
     run.record(**prepared.facts, evaluation=evaluation.facts, fingerprints=known | fingerprints)
     if fit:
         write_text(run.path / fit.name, fit.read_text(encoding="utf-8"))
-    announce(prepared, run, training=not trained)
+    training.announce(prepared, run, training=not trained)
     if not trained:
         run.record(probe=vars(probe))
         _train(prepared, evaluation, model, run, results, resume, console)
@@ -103,48 +85,34 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
 def rehearse(
     recipe: Recipe, *, out: Path | None, resume: bool, console: Console, launch: str | None, processes: int
 ) -> None:
-    """Prepare a run, print its plan and its time on this machine; train nothing and write no run folder.
-
-    What could not be trained or measured is refused; what does not fit on this machine is a warning.
-    """
+    """Prepare a run, print its plan and its time on this machine; what does not fit here is a warning."""
     if recipe.interpolation not in (FITTED, AUTO):
         recipe, _ = fitted_recipe(recipe, out, resume, console)
     if out is not None:
-        require_ours(RunFolder(out), recipe, resume)
+        training.require_ours(RunFolder(out), recipe, resume)
     accumulation(recipe.training, processes)
     prepared = prepare(recipe, console, launch)
     evaluation = plan_run_evaluation(prepared, console)
     print_plan(prepared, console)
-    for require in (
-        partial(require_fits, recipe, None if resume else out or RUNS, several=launch is not None),
-        partial(require_measurable, evaluation, prepared.device),
-    ):
-        try:
-            require()
-        except SkipwiseError as error:  # the run may be planned here for a larger machine
-            console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
-    training = training_seconds(
-        prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
-    )
-    measuring = seconds_here(evaluation.batches, prepared.config, prepared.precision)
-    about = timedelta(seconds=round(training))
+    try:
+        require_fits(recipe, None if resume else out or training.RUNS, several=launch is not None)
+        require_measurable(evaluation, prepared.device)
+    except SkipwiseError as error:  # the run may be planned here for a larger machine
+        console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
+    run, tokens = prepared, timed_tokens(prepared)
+    seconds = training_seconds(run.config, tokens, run.window, run.precision, run.device)
+    measuring = seconds_here(evaluation.batches, run.config, run.precision)
+    about = timedelta(seconds=round(seconds))
     console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
-    if sum(measuring.values()) > training:
+    if sum(measuring.values()) > seconds:
         console.print("to measure less, lower evaluation.num_prompts, .windows or .documents", soft_wrap=True)
     print_examples(prepared, console)
 
 
 def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
     """Plan what is measured of a prepared run; what cannot be measured is refused."""
-    return plan_evaluation(
-        prepared.recipe,
-        prepared.extension,
-        prepared.tokenizer,
-        prepared.store,
-        prepared.origin,
-        prepared.precision,
-        console,
-    )
+    run = prepared
+    return plan_evaluation(run.recipe, run.extension, run.tokenizer, run.store, run.origin, run.precision, console)
 
 
 def _train(
@@ -169,7 +137,7 @@ def _train(
         return min(losses, key=lambda step: (losses[step], step), default=None)
 
     with one_run(run):
-        model = train_run(
+        model = training.train_run(
             prepared, model, run, resume=resume, on_step=measure_step, save_at=recipe.compared_steps, best=best
         )
     if (step := best()) is not None:
@@ -179,7 +147,7 @@ def _train(
             f"the best step is {step:,} of {last:,}: mean loss {losses[step]:.4f} nats beyond "
             f"{prepared.extension.rope.original_length:,} tokens, {losses[last]:.4f} after the last step"
         )
-    save_trained(prepared, model, run)
+    training.save_trained(prepared, model, run)
 
 
 def _record_coverage(prepared: PreparedRun, results: Results) -> None:
@@ -190,7 +158,7 @@ def _record_coverage(prepared: PreparedRun, results: Results) -> None:
         return
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="no_skip")
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
-    label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
+    label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else display_name(rule.scheme)
     curves = [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
     known = {record.label for record in results.records if isinstance(record, CoverageRecord)}
     results.append(*(record for record in curves if record.label not in known))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ EVERY = 30.0  # seconds between two lines
 
 
 class Work:
-    """A task of a ``rich`` progress bar, which need not be shown: done, total (None if unknown), status text."""
+    """A task of a ``rich`` progress bar: done, total (None if unknown), status text."""
 
     def __init__(self, bar: Progress, description: str, total: float | None, done: float) -> None:
         bar.add_task(description, total=total, completed=int(done), status="")
@@ -48,42 +48,32 @@ def progress(
     In a log file a thread prints a line every 30 s, also while a part takes minutes. At the end the bar or a last line
     stays, unless ``transient``.
     """
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=transient,
-        speed_estimate_period=600,
-        disable=not console.is_terminal,
-    )
-    over = threading.Event()
-    with bar if console.is_terminal else nullcontext():  # rich before 15 ends also a disabled bar with an empty line
-        work = Work(bar, doing, total, done)
-
-        def show() -> None:
-            console.print(f"{doing}: {work.line}", highlight=False, markup=False, soft_wrap=True)
-
-        def show_at_times() -> None:
-            while not over.wait(EVERY):
-                show()
-
-        if console.is_terminal:
+    name, status = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[status]"))
+    times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+    columns = name, BarColumn(), TaskProgressColumn(), status, *times
+    bar = Progress(*columns, console=console, transient=transient, speed_estimate_period=600)
+    work = Work(bar, doing, total, done)
+    if console.is_terminal:
+        with bar:
             yield work
-            return
-        thread = threading.Thread(target=show_at_times, daemon=True)
-        thread.start()
-        try:
-            yield work
-        finally:
-            over.set()
-            thread.join()
-            if not transient:
-                show()
+        return
+
+    def show() -> None:
+        console.print(f"{doing}: {work.line}", highlight=False, markup=False, soft_wrap=True)
+
+    def show_at_times() -> None:
+        while not over.wait(EVERY):
+            show()
+
+    over, thread = threading.Event(), threading.Thread(target=show_at_times, daemon=True)
+    thread.start()
+    try:
+        yield work
+    finally:
+        over.set()
+        thread.join()
+        if not transient:
+            show()
 
 
 @contextmanager

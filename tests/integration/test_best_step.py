@@ -97,7 +97,7 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
     [
         ("skipwise.results.records.append_record", 2),  # the best has no record yet
         ("skipwise.training.checkpoints.mark_complete", 2),  # it has, and its checkpoint is torn
-        ("skipwise.extend.save_trained", 0),  # the model has its weights, and is not saved
+        ("skipwise.training.run.save_trained", 0),  # the model has its weights, and is not saved
     ],
 )
 def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkeypatch, place, at) -> None:  # noqa: F811

@@ -75,7 +75,7 @@ def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
 def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch, capsys, words, examples: int) -> None:
     """Taken, the plan has the peak that was said, and proposes no more."""
     words = [model, "--target", "4k", "--gpu-memory", "80GB", *words]
-    told = re.compile(r"(\d+) windows in a pass fit too \(([\d.]+ GB) at the peak\)")
+    told = re.compile(r"training\.per_device_train_batch_size=(\d+) \(([\d.]+ GB) at the peak\)")
     found = told.search(" ".join(planned(monkeypatch, capsys, *words)[1].split()))
     assert int(found[1]) == examples
     taken = ["--set", f"training.per_device_train_batch_size={examples}"]

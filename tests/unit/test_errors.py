@@ -1,6 +1,5 @@
 """What is kept of another library's message, what it means, and how missing packages are named."""
 
-import errno
 import importlib.metadata
 
 import pytest
@@ -53,5 +52,5 @@ def test_the_packages_of_an_extra_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     "words", ["[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0", "basic_ios::clear: iostream error"]
 )
 def test_a_stream_of_torch_that_ends_is_a_full_disk(words: str) -> None:
-    assert out_of_room(RuntimeError(words)) == errno.ENOSPC
-    assert out_of_room(ValueError(words)) is None
+    assert out_of_room(RuntimeError(words))
+    assert not out_of_room(ValueError(words))

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from skipwise import __version__
-from skipwise.cli import extension, models
+from skipwise.cli.extension import extend, fit, plan
+from skipwise.cli.models import check, convert, evaluate, export, publish, report
 from skipwise.cli.terminal import explained
 from skipwise.recipes.names import masked
 
@@ -30,17 +31,7 @@ def skipwise(
     """Extend the context window of a RoPE language model by training on short windows with skipped positions."""
 
 
-for command in (
-    extension.extend,
-    extension.plan,
-    extension.fit,
-    models.evaluate,
-    models.report,
-    models.check,
-    models.export,
-    models.publish,
-    models.convert,
-):
+for command in (extend, plan, fit, evaluate, report, check, export, publish, convert):
     app.command()(command)
 
 

@@ -5,58 +5,39 @@ from typing import Annotated, Any
 
 import typer
 
-from skipwise.cli.terminal import (
-    Changes,
-    Interpolation,
-    Lora,
-    MethodName,
-    Model,
-    RecipeName,
-    Seed,
-    StartingModel,
-    Target,
-    Text,
-    new_console,
-    path_option,
-    prepare_process,
-    read_gigabytes,
-    read_length,
-    read_settings,
-)
+from skipwise.cli import terminal
 from skipwise.errors import RecipeError
 
 
 def extend(
     context: typer.Context,
-    model: StartingModel = None,
-    target: Target = None,
-    interpolation: Interpolation = None,
+    model: terminal.StartingModel = None,
+    target: terminal.Target = None,
+    interpolation: terminal.Interpolation = None,
     data: Annotated[
         str | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
-    out: Annotated[Path | None, path_option("run folder [runs/NAME]")] = None,
-    recipe: RecipeName = None,
-    method: MethodName = None,
+    out: Annotated[Path | None, terminal.path_option("run folder [runs/NAME]")] = None,
+    recipe: terminal.RecipeName = None,
+    method: terminal.MethodName = None,
     seed: Annotated[int | None, typer.Option(help="seed of examples and training")] = None,
-    lora: Lora = False,
-    set_: Changes = None,
+    lora: terminal.Lora = False,
+    set_: terminal.Changes = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue a stopped run")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
     launch: Annotated[str | None, typer.Option(help="several processes: ddp, fsdp, zero3 or zero3-offload")] = None,
     processes: Annotated[int | None, typer.Option(help="number of processes with --launch [one per GPU]")] = None,
 ) -> None:
-    """Extend a model to a longer context, measure it and its baselines, and write a report."""
-    console = prepare_process()
+    """Extend a model's context, measure it and its baselines, report."""
+    console = terminal.prepare_process()
     if launch is None and processes is not None:
-        raise RecipeError(
-            f"--processes {processes} needs --launch; give --launch ddp, fsdp, zero3 or zero3-offload, or leave it out"
-        )
-    if launch is not None:
-        from skipwise.training.processes import launch as start, processes_of
+        raise RecipeError(f"--processes {processes} needs --launch; give it, or leave --processes out")
+    from skipwise.training.processes import is_launched, launch as start, processes_of
 
+    if launch is not None and not is_launched():
         processes = processes_of(launch, processes)
         if not dry_run:
-            start(launch, processes, _without(context.obj, "--launch", "--processes"))
+            start(launch, processes, context.obj)
             return
     from skipwise.extend import extend, rehearse
     from skipwise.results.run_folder import RunFolder
@@ -75,26 +56,26 @@ def extend(
 
 
 def plan(
-    model: StartingModel = None,
-    target: Target = None,
-    interpolation: Interpolation = None,
+    model: terminal.StartingModel = None,
+    target: terminal.Target = None,
+    interpolation: terminal.Interpolation = None,
     gpus: Annotated[int, typer.Option(min=1, help="number of GPUs")] = 1,
     gpu_memory: Annotated[str, typer.Option(help="memory of each GPU, e.g. 80GB or 80GiB")] = "80GB",
     tflops: Annotated[float, typer.Option(min=1, help="bf16 TFLOP/s of each GPU (A100: 312, H100: 989)")] = 312.0,
     mfu: Annotated[float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")] = 0.4,
-    recipe: RecipeName = None,
-    method: MethodName = None,
-    lora: Lora = False,
-    set_: Changes = None,
+    recipe: terminal.RecipeName = None,
+    method: terminal.MethodName = None,
+    lora: terminal.Lora = False,
+    set_: terminal.Changes = None,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="print the probability of training each distance")
     ] = False,
 ) -> None:
-    """Estimate memory and time of a run against full-length training, from the config."""
+    """Estimate memory and time against full-length training."""
     from skipwise.progress import doing
 
-    with doing("starting", new_console()):  # torch and transformers take seconds
-        console = prepare_process()
+    with doing("starting", terminal.new_console()):  # torch and transformers take seconds
+        console = terminal.prepare_process()
         from skipwise.evaluation.evaluate import print_planned
         from skipwise.training.plan import Hardware, compare_costs
 
@@ -103,49 +84,44 @@ def plan(
     if coverage:
         _print_coverage(settings, console)
         return
-    hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, mfu)
+    hardware = Hardware(gpus, terminal.read_gigabytes(gpu_memory), tflops * 1e12, mfu)
     compare_costs(settings, hardware, console)
     print_planned(settings, hardware.peak * hardware.mfu, hardware.memory, console)
 
 
 def fit(
-    model: Model,
-    data: Text = "stdlib",
-    target: Target = None,
+    model: terminal.Model,
+    data: terminal.Text = "stdlib",
+    target: terminal.Target = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
-    out: Annotated[Path | None, path_option("write a checkpoint too [runs/fit-NAME-TARGET, without]")] = None,
-    seed: Seed = 0,
+    out: Annotated[Path | None, terminal.path_option("write a checkpoint too [runs/fit-NAME-TARGET, without]")] = None,
+    seed: terminal.Seed = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of data, e.g. data.split=test")] = None,
 ) -> None:
-    """Find the best interpolation of a model by measuring it, without training."""
-    console = prepare_process()
+    """Find the best interpolation of a model, without training."""
+    console = terminal.prepare_process()
     from skipwise.fit.result import FILE, write_fit_page
     from skipwise.fit.search import fit as search, write_model
     from skipwise.report.page import rich_table
 
-    text = read_settings(data, set_, "data.held_out").data
+    text = terminal.read_settings(data, set_, "data.held_out").data
     found, folder = search(
-        model, target=read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
+        model, target=terminal.read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
     )
     console.print(rich_table(found.table))
     console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
     console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
     console.print(found.verdict, style="bold", soft_wrap=True)
-    console.print(found.caveats, soft_wrap=True)
-    console.print(f"settings: {found.best.extension.description}", soft_wrap=True)
+    lines = [found.caveats, f"settings: {found.best.extension.description}"]
     if found.plain is not found.best:
         worse = found.total(found.plain) - found.total(found.best)
-        console.print(
-            f"Served by every engine: {found.plain.extension.description}, {worse:.2f} nats worse.", soft_wrap=True
-        )
+        lines.append(f"Served by every engine: {found.plain.extension.description}, {worse:.2f} nats worse.")
     if out is not None:
         write_model(found, folder / "model")
-        console.print(f"model:  {folder / 'model'}", soft_wrap=True)
-    console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
-    console.print(
-        f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT",
-        soft_wrap=True,
-    )
+        lines.append(f"model:  {folder / 'model'}")
+    lines.append(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json")
+    lines.append(f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT")
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def _print_coverage(recipe: Any, console: Any) -> None:
@@ -169,10 +145,7 @@ def _print_coverage(recipe: Any, console: Any) -> None:
 
 
 def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
-    """Return the recipe with the changes of the command line; ``--lora`` adds the section with its defaults.
-
-    Without a recipe the packaged models have their own, and other models the defaults.
-    """
+    """Return the recipe, by default a packaged model's own, with the changes of the command line."""
     from skipwise.recipes.loading import load_recipe, parse_changes
 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
@@ -180,13 +153,3 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
-
-
-def _without(words: list[str], *options: str) -> list[str]:
-    """Return a command line without some options and their values, as ``--launch ddp`` or ``--launch=ddp``."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and word not in options and not word.startswith(tuple(f"{o}=" for o in options)):
-            kept.append(word)
-        skip = not skip and word in options
-    return kept

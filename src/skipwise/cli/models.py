@@ -72,7 +72,7 @@ def evaluate(
     server_requests: Annotated[int, typer.Option(min=1, max=1024, help="prompts at a time")] = 8,
     server_timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="seconds for a prompt")] = 600.0,
 ) -> None:
-    """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
+    """Measure models: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
     from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.server import connect
@@ -154,7 +154,7 @@ def check(
     ] = None,
     length: Length = None,
 ) -> None:
-    """Compare how engines read a checkpoint; exit status 1 if one differs."""
+    """Compare how engines read a checkpoint. Exit status 1: one differs."""
     console = prepare_process()
     from skipwise.engines.check import check, find_engines, model_folder, print_comparisons
 
@@ -172,7 +172,7 @@ def export(
     check: Annotated[bool, typer.Option(help="compare the file in llama.cpp with transformers")] = True,
     length: Length = None,
 ) -> None:
-    """Write a GGUF file and an Ollama Modelfile; check the file in llama.cpp."""
+    """Write a GGUF file for llama.cpp and Ollama, and check it."""
     console = prepare_process(private=False)
     from skipwise.engines.export import export
 
@@ -187,7 +187,7 @@ def publish(
     base: Annotated[str | None, typer.Option(help="the base's name on the hub [from the card]")] = None,
     license_: Annotated[str | None, typer.Option("--license", help="the model's license [from the card]")] = None,
 ) -> None:
-    """Show the files and the card of a model; with --upload publish them on the model hub."""
+    """Show a model's files and card, or publish them with --upload."""
     console = prepare_process()
     from skipwise.report.sharing import publish
 
@@ -200,7 +200,7 @@ def convert(
     original: Annotated[str | None, typer.Option(help="original length (PoSE authors' checkpoints), e.g. 2k")] = None,
     check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp, if installed")] = True,
 ) -> None:
-    """Convert GGUF, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors to a stock checkpoint."""
+    """Convert GGUF, GPT-J, Baichuan2-7B or PoSE to a stock checkpoint. PoSE: a checkpoint of its authors."""
     console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
         from skipwise.engines.export import convert_gguf

@@ -1,6 +1,5 @@
-"""What all commands share: options and how they are read, the environment before torch starts, the console, messages."""
+"""What all commands share: options, the environment before torch starts, the console, messages."""
 
-import errno
 import io
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skipwise.errors import PeerError, RecipeError, SkipwiseError, out_of_memory, reason
+from skipwise.errors import PeerError, RecipeError, SkipwiseError, out_of_memory, out_of_room, reason
 from skipwise.method.lengths import LAST_SEED, parse_length
 from skipwise.recipes.names import expanded, model_name, without_passwords
 
@@ -22,14 +21,11 @@ if TYPE_CHECKING:
     from skipwise.recipes.schema import Recipe
 
 _TEXT = [f"data.{key}" for key in ("split", "subset", "streaming", "max_train_tokens", "text_field")]
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses
 
 
 def read_path(text: str) -> Path:
     """Read the path of a file or folder; ``~`` is the home folder."""
-    if not text.strip():
-        raise typer.BadParameter("the path is empty. Give a file or folder, or leave the option out")
     return Path(expanded(text))
 
 
@@ -99,7 +95,7 @@ def read_gigabytes(text: str) -> float:
 def prepare_process(*, private: bool = True) -> Any:
     """Set what must be set before torch starts, and return the console.
 
-    Files of a ``private`` command are the user's alone: tokens and records hold text. ``$SKIPWISE_SHARED`` lifts that.
+    Files of a ``private`` command are the user's alone, because they hold text. ``$SKIPWISE_SHARED`` lifts that.
     """
     from skipwise.results.files import is_shared
 
@@ -108,8 +104,7 @@ def prepare_process(*, private: bool = True) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not os.environ.get("OMP_WAIT_POLICY"):
-        # A thread of OpenMP spins while it waits for the others. Next to another program one of them has no core, and all spin for
-        # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
+        # Next to another program one thread of OpenMP has no core, and all others spin until it has. With this number they stop.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # On import DeepSpeed logs that it found no GPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
@@ -146,7 +141,7 @@ def explained(command: str) -> Iterator[None]:
     except Exception as error:
         if os.environ.get("SKIPWISE_DEBUG"):
             raise
-        rank, message = _rank(), _message(error, command)
+        rank, message = _rank(), _message(error)
         if rank == "0" or not isinstance(error, SkipwiseError) or isinstance(error, PeerError):
             process = f"process {rank}: " if rank != "0" or isinstance(error, PeerError) else ""
             print(f"skipwise: {process}{without_passwords(message)}", file=sys.stderr)
@@ -160,33 +155,25 @@ def explained(command: str) -> Iterator[None]:
         raise SystemExit(status) from None
 
 
-def _message(error: Exception, command: str) -> str:
+def _message(error: Exception) -> str:
     """Return what is wrong, and what the user can do."""
     if isinstance(error, SkipwiseError):
         return str(error)
+    text = reason(error).split(" Of the allocated memory")[0]
     if out_of_memory(error):  # where no stage explains it
-        less = {"extend": "train with --lora, or take a smaller model", "evaluate": "shorten --lengths"}
-        return (
-            f"the memory is too small ({reason(error).split(' Of the allocated memory')[0]}); what was written is kept. End "
-            f"other programs that use memory, or {less.get(command, 'take a smaller model')}"
-        )
-    if isinstance(error, OSError) and error.errno in _UNWRITABLE:
-        where = f" ({error.filename})" if error.filename else ""
-        return (
-            f"the disk cannot be written{where}: {error.strerror}; what was written is kept. Free space; then the same "
-            "command continues, extend with --resume"
-        )
+        return f"{text}; what was written is kept. End other programs that use memory, or take a smaller model"
+    if out_of_room(error):
+        return f"{text}; what was written is kept. Free space; then the same command continues, extend with --resume"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename} cannot be used: {error.strerror}; correct the path, or its rights"
-    return f"{type(error).__name__}: {reason(error)}; SKIPWISE_DEBUG=1 shows where"
+    return f"{type(error).__name__}: {text}; SKIPWISE_DEBUG=1 shows where"
 
 
 @contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
     """In this context SIGTERM raises SystemExit, so that files and processes are cleaned up as after Ctrl-C.
 
-    A process that a launcher started keeps the default: it may wait for others inside a library, where no handler of
-    Python's runs, and the launcher would wait for it.
+    A launched process keeps the default: it may wait inside a library, where no handler of Python's runs.
     """
     if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
         yield

@@ -228,7 +228,7 @@ class RunEvaluation(Plan):
         """Plan a training step: the first text's longest window, and far segments."""
         rule, first = self.specification, self.texts[0]
         text = replace(first, segments={rule.target: first.far})
-        model = EvaluatedModel(self.recipe.arm, "", rule.original, rule.target)
+        model = EvaluatedModel(self.recipe.positions.scheme, "", rule.original, rule.target)
         return [
             replace(batch, requests=[replace(request, step=step) for request in batch.requests])
             for batch in plan_readings(rule, model, [text], [first.windows[-1]])
@@ -267,7 +267,7 @@ def plan_evaluation(
     subjects = [
         Subject(
             EvaluatedModel(
-                recipe.arm if arm == "trained" else arm,
+                recipe.positions.scheme if arm == "trained" else arm,
                 "" if arm == "trained" else recipe.model,
                 original,
                 target,

@@ -1,25 +1,27 @@
-"""Read a recipe from YAML with the changes of a command line, and write it back.
+"""Read a recipe from YAML with the changes of a command line, and write it back with every default.
 
-A recipe has the fields of ``skipwise.recipes.schema``; an unknown key is an error. ``extends`` gives another recipe to start from.
-Each run folder has its recipe with every default.
+A recipe has the fields of ``skipwise.recipes.schema``; ``extends`` gives another recipe to start from.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from skipwise.errors import RecipeError, nearest
 from skipwise.recipes.names import expanded, is_secret, refusal
-from skipwise.recipes.schema import METHODS, RATES, Recipe, merged
+from skipwise.recipes.schema import METHODS, RATES, Lora, Recipe, Section, merged
 from skipwise.results.files import write_text
 
 _SHIPPED = Path(str(resources.files("skipwise") / "recipes"))
 _SHOWN = 160  # characters of a value in a message
+_KEYS = {"": list(Recipe.model_fields)} | {  # by section
+    name: list(type(section).model_fields) for name, section in Recipe(lora=Lora()) if isinstance(section, Section)
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,11 +44,7 @@ for _each in (_Loader, _Dumper):
 
 
 def read_text(text: str) -> Any:
-    """Read YAML text.
-
-    Raises:
-        ValueError: it is not YAML.
-    """
+    """Read YAML text; other text is a ValueError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -64,11 +62,9 @@ def shipped_recipes() -> list[str]:
 
 
 def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
+    """Read a recipe from a YAML file or by its shipped name (None: the defaults), then apply dotted ``changes``.
 
-    Args:
-        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults.
-        changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
+    Changes, e.g. ``{"training.learning_rate": 1e-5}``, override the file.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
@@ -104,7 +100,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
+    """Write every setting as YAML that ``load_recipe`` reads back as an equal recipe."""
     write_text(path, to_text(recipe.model_dump(mode="json")))
 
 
@@ -134,8 +130,8 @@ def _read_recipe(source: str | Path) -> dict[str, Any]:
 def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return the recipe ``base`` with ``changes``.
 
-    A finished run's file has every setting. If ``changes`` choose another method, the old method's settings in ``base`` are
-    dropped; if they turn LoRA on or off, so is the old default of the learning rate.
+    A finished run's file has every setting. Another method replaces the settings of the old one; LoRA turned on or off
+    replaces the old default of the learning rate.
     """
     base = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
     lora, training = base.get("lora"), base.get("training")
@@ -157,12 +153,11 @@ def _explain(error: ValidationError) -> str:
         place, rule = problem["loc"], problem["msg"].removeprefix("Value error, ")
         key = ".".join(map(str, place)) or "recipe"
         if problem["type"] == "extra_forbidden":
-            section: Any = Recipe
-            for part in place[:-1]:
-                annotation = section.model_fields[part].annotation
-                section = next(iter(get_args(annotation)), annotation)  # Lora | None
-            valid = list(section.model_fields)
-            lines[key] = f"unknown key {key}{nearest(str(place[-1]), valid)}; valid here: {', '.join(valid)}"
+            *section, name = map(str, place)
+            valid = _KEYS[".".join(section)]
+            elsewhere = [".".join(filter(None, [home, name])) for home, keys in _KEYS.items() if name in keys]
+            hint = f" (did you mean {' or '.join(elsewhere)}?)" if elsewhere else nearest(name, valid)
+            lines[key] = f"unknown key {key}{hint}; valid here: {', '.join(valid)}"
         elif not place or rule.startswith(f"{key}."):  # a check of a whole section
             lines[key] = rule
         else:

@@ -15,7 +15,7 @@ _OF_THE_HUB = re.compile(r"\bhf_((oauth|jwt)_[\w.-]{8,}|[A-Za-z0-9]{30,})")  # n
 _IN_ADDRESS = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]+@")  # a password, or a token in place of a user name
 
 BASELINES = ("original", "untrained")
-ARM_NAMES = {  # label in records: name in tables
+DISPLAY_NAMES = {  # label in records: name in tables
     "original": "original",
     "untrained": "no training",
     "no_skip": "no skips",
@@ -26,9 +26,9 @@ ARM_NAMES = {  # label in records: name in tables
 }
 
 
-def arm_name(arm: str) -> str:
+def display_name(label: str) -> str:
     """Return the name of a model in tables."""
-    return ARM_NAMES.get(arm, arm)
+    return DISPLAY_NAMES.get(label, label)
 
 
 def expanded(name: str) -> str:
@@ -37,11 +37,7 @@ def expanded(name: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """Return the name of a model; a run folder becomes the model in it.
-
-    Raises:
-        ModelError: the name can only be a path, and nothing is there.
-    """
+    """Return the name of a model; a run folder becomes the model in it, and a path must exist."""
     path = Path(expanded(name))
     # A name on the hub has one slash, and its owner is no folder here.
     local = name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
@@ -76,11 +72,7 @@ def refusal(name: str) -> str:
 
 
 def refuse_secrets(values: Any, where: str = "") -> None:
-    """Refuse secret settings at any depth.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse secret settings at any depth by a ValueError."""
     items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for key, value in items:
         if isinstance(key, str) and is_secret(key) and value is not None:

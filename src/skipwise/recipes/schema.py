@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from skipwise.errors import one_of
 from skipwise.method import interpolation
@@ -31,17 +31,12 @@ METHODS: dict[str, dict[str, Any]] = {  # settings that belong together; a recip
 }
 
 
-def is_fit(name: str) -> bool:
-    """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
-    return name in (FITTED, AUTO) or name.endswith(".json")
-
-
 def _interpolation(name: str) -> str:
+    if name.endswith(".json"):
+        return expanded(name)
     if name not in interpolation.INTERPOLATIONS and os.path.isfile(fit := os.path.join(name, "fit.json")):
         return fit  # in the folder of a fit
-    return (
-        expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.INTERPOLATIONS, FITTED, AUTO))
-    )
+    return one_of("interpolation", name, (*interpolation.INTERPOLATIONS, FITTED, AUTO))
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -73,32 +68,25 @@ class Section(BaseModel):
 
 
 class Rope(Section):
-    """Settings of the interpolation; formulas and defaults are in ``skipwise.method.interpolation``."""
+    """Settings of the interpolation (``skipwise.method.interpolation``)."""
 
     rope_theta: float | None = Field(None, description="the base, above the model's own (theta, which needs it)")
     beta_fast: float | None = Field(None, description="turns from which a pair stays [32] (yarn, yarn-revised)")
     beta_slow: float | None = Field(None, description="turns to which a pair gets the whole factor [1; power: 0.6]")
     power: float | None = Field(None, description="how late the divisor rises to the factor [2] (power)")
     attention_factor: float | None = Field(None, description="of cos and sin [by the target]")
-    factors: list[float] | None = Field(None, description="divisor of each pair's frequency (factors, which needs it)")
+    factors: tuple[float, ...] | None = Field(
+        None, description="divisor of each pair's frequency (factors, which needs it)"
+    )
 
     @property
     def settings(self) -> interpolation.RopeSettings:
         """The settings as arguments of the formulas."""
-        factors = None if self.factors is None else tuple(self.factors)
-        return interpolation.RopeSettings(**self.model_dump(exclude={"factors"}), factors=factors)
-
-
-def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
-    """Refuse settings of another interpolation than the recipe's."""
-    if "interpolation" in info.data:  # else it was refused
-        name = "none" if is_fit(info.data["interpolation"]) else info.data["interpolation"]
-        interpolation.check_settings(name, rope.settings)
-    return rope
+        return interpolation.RopeSettings(**self.model_dump())
 
 
 class Positions(Section):
-    """Positions of the training examples; schemes and rules are in ``skipwise.method.positions``."""
+    """Positions of the training examples (``skipwise.method.positions``)."""
 
     scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = "pose"
     chunks: int = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
@@ -114,11 +102,7 @@ class Positions(Section):
 
 
 class Data(Section):
-    """The text, and its use in training: a recipe's section ``data``.
-
-    Raises:
-        pydantic.ValidationError: a setting is unknown, or breaks its rule.
-    """
+    """The text, and its use in training."""
 
     source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
     split: str = Field("train", description="split of a Hugging Face data set")
@@ -151,8 +135,7 @@ class Data(Section):
 class Training(Section):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
-    ``global_batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
-    number of processes, so one GPU and eight GPUs see the same examples in each step.
+    Gradient accumulation follows from the global batch, so one GPU and eight GPUs see the same examples in each step.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -213,11 +196,7 @@ class Evaluation(Section):
 
 
 class Recipe(Section):
-    """One extension: a model, a target length, the method and the text.
-
-    Raises:
-        RecipeError: through ``load_recipe``; it names the key, its rule and the nearest valid name.
-    """
+    """One extension: a model, a target length, the method and the text."""
 
     model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
@@ -226,7 +205,7 @@ class Recipe(Section):
     interpolation: Annotated[str, AfterValidator(_interpolation)] = Field(
         "auto", description="auto: fitted from 8 times the window on, else yarn"
     )
-    rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
+    rope: Rope = Rope()
     seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method = Field(DEFAULT, description="a named set of positions, data and training settings")
     positions: Positions = Positions()
@@ -238,7 +217,7 @@ class Recipe(Section):
     @property
     def is_fitted(self) -> bool:
         """Whether the interpolation is to be fitted, or read from a fit."""
-        return is_fit(self.interpolation)
+        return self.interpolation in (FITTED, AUTO) or self.interpolation.endswith(".json")
 
     @property
     def measured_sources(self) -> list[str]:
@@ -255,11 +234,6 @@ class Recipe(Section):
     def compared_steps(self) -> list[int]:
         """The steps among which the best is kept; each has a checkpoint."""
         return self.measured_steps if self.evaluation.save_best else []
-
-    @property
-    def arm(self) -> str:
-        """The label of the trained model: its scheme."""
-        return self.positions.scheme
 
     @model_validator(mode="before")
     @classmethod
@@ -279,6 +253,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
+        interpolation.check_settings("none" if self.is_fitted else self.interpolation, self.rope.settings)
         if self.lora and "learning_rate" not in self.training.model_fields_set:
             self.training.learning_rate = RATES[True]
         steps, last = self.evaluation.eval_steps, self.training.max_steps

@@ -18,7 +18,7 @@ import numpy as np
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.report import canvas
 from skipwise.report.canvas import LOOKS, Figure, Look, Plot, looks_of, named
 from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_share, task_title
@@ -279,7 +279,7 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
         return
     by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
     several = len(data.folders) > 1
-    labels = [f"{run} · {arm_name(name)}" if several else arm_name(name) for run, name in steps]
+    labels = [f"{run} · {display_name(name)}" if several else display_name(name) for run, name in steps]
     lines = list(zip(labels, steps.values(), looks_of([name for _, name in steps]), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
@@ -391,7 +391,7 @@ def curve_plot(
     def draw(axes: "Axes", ink: str) -> None:
         for label, curve in points.items():
             x, look = [x for x, _ in curve], looks[label]
-            axes.plot(x, [v.mean for _, v in curve], label=named(arm_name(label)), **look.line)
+            axes.plot(x, [v.mean for _, v in curve], label=named(display_name(label)), **look.line)
             low, high = [v.low for _, v in curve], [v.high for _, v in curve]
             axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
         for value, colour, name in levels:

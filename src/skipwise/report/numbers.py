@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.report.canvas import LOOKS, Look, looks_of
 from skipwise.report.rows import (
     COST_LIMIT,
@@ -390,7 +390,7 @@ def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
         theirs = read.get(base, {}).get(kind, {}) if base else own
         ours, others = ([side[begin] for begin in sorted(own.keys() & theirs.keys())] for side in (own, theirs))
         title = f"Short ability: other text inside the original window{f' ({folder.name})' if run else ''}"
-        title += f": {arm_name(name)}" if folder.models else ""
+        title += f": {display_name(name)}" if folder.models else ""
         for rank, (sums, factor, unit, form, level, change) in enumerate(measures):
             if not (gap := difference(ours, others, sums=sums, by_segment=True)):
                 break
@@ -404,7 +404,7 @@ def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
                 measure = Measure(where, "other text", what, form=write, rank=rank)
                 place = len(ours), title, f"{kind}, {'accuracy' if rank else 'loss'} ({unit})", column
                 value = value.times(factor)
-                yield Number(f"{run}{arm_name(model)}", kind, measure, ours[0].window, value, "", *place)
+                yield Number(f"{run}{display_name(model)}", kind, measure, ours[0].window, value, "", *place)
 
 
 def _exact(value: float) -> Interval:

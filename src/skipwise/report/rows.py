@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skipwise.errors import RunError
-from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
+from skipwise.recipes.names import BASELINES, DISPLAY_NAMES, display_name
 from skipwise.results.records import (
     OTHER_TEXT,
     BenchmarkRecord,
@@ -270,7 +270,7 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     paths = {r.data for folder in folders for r in folder.records if isinstance(r, ReadingRecord)}
     last = {path: path.rstrip("/").rpartition("/")[2] or path for path in paths}
     names = {path: name if list(last.values()).count(name) == 1 else path for path, name in last.items()}
-    rank = {name: i for i, name in enumerate(ARM_NAMES)}
+    rank = {name: i for i, name in enumerate(DISPLAY_NAMES)}
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
         by_text: dict[tuple[str, str], Row] = {}  # and by model
@@ -301,7 +301,7 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
 def _row(folder: Folder, run: str, name: str, data: str = "", text: str = "") -> Row:
     facts = folder.model(name)
     judged = not facts.get("control", False) if facts else name not in BASELINES
-    model = f"{run} · {arm_name(name)}" if run else arm_name(name)
+    model = f"{run} · {display_name(name)}" if run else display_name(name)
     lengths = folder.length("original", name), folder.length("target", name)
     return Row(run, name, data, model, text, folder.base_of(name), judged, *lengths)
 

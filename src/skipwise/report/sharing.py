@@ -38,7 +38,7 @@ from skipwise.model.config import (
     write_seal,
 )
 from skipwise.model.extension import Extension
-from skipwise.recipes.names import arm_name, expanded, model_name
+from skipwise.recipes.names import display_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.numbers import TRACKED, ReportData
 from skipwise.report.page import plain, summary_markdown
@@ -70,7 +70,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         headline=data.judged[0].headline if data.judged else "The effective length was not measured",
         warning=" ".join(data.warnings),
         facts={
-            "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
+            "method": f"{display_name(recipe.positions.scheme)}, trained on windows of {facts['model']['train_length']:,} tokens",
             "interpolation": f"{extension.description} x{extension.factor:g}",
             "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,

@@ -23,7 +23,6 @@ from filelock import FileLock
 from skipwise.errors import RunError
 from skipwise.results.files import acquire, content_hash, read_json, write_json
 
-LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
 TRAINING_TEXT, BASE_MODEL = "training text", "base model"  # names of the fingerprints that decide a model
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
@@ -109,7 +108,7 @@ def _provenance() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """Return the command of this process, or the one that launched it by ``--launch``."""
+    """Return the command of this process."""
     path = Path(sys.argv[0])
     program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
-    return os.environ.get(LAUNCHED_BY) or shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program, *sys.argv[1:]])

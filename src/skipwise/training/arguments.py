@@ -1,7 +1,6 @@
-"""Turn a recipe's training section into ``transformers.TrainingArguments``.
+"""Turn a recipe's training section into ``transformers.TrainingArguments``, before the text is read.
 
-Any field of TrainingArguments may be set, except those that Skipwise decides. Trainer's own refusals are raised before the
-text is read.
+Any field of TrainingArguments may be set, except those that Skipwise decides.
 """
 
 import os
@@ -14,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
-from skipwise.errors import RecipeError, first_problem, nearest, out_of_memory, reason
+from skipwise.errors import RecipeError, nearest, out_of_memory, reason
 from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.forward import choose_precision, default_device
 from skipwise.recipes.schema import Training
@@ -44,10 +43,7 @@ _DECIDED: dict[str, str | None] = {
 
 
 def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingArguments:
-    """Return the ``TrainingArguments`` of the recipe's training section, checked.
-
-    Gradient accumulation follows from the global batch, the micro-batch and the number of processes.
-    """
+    """Return the ``TrainingArguments`` of the recipe's training section, checked."""
     device = default_device()
     given = known_fields(settings)
     precision = choose_precision(settings.precision, device)
@@ -100,7 +96,7 @@ def known_fields(settings: Training) -> dict[str, Any]:
         try:
             known[field] = TypeAdapter(hints[field] | None, config=any_type).validate_python(value)
         except ValidationError as error:
-            raise RecipeError(f"training.{name} = {value!r}: {first_problem(error)[2]}") from None
+            raise RecipeError(f"training.{name} = {value!r}: {reason(error)}") from None
     if "report_to" in known:
         known["report_to"] = reported_to(settings)
     return known
@@ -115,7 +111,7 @@ def reported_to(settings: Training) -> list[str]:
 
 @contextmanager
 def settings_errors() -> Iterator[None]:
-    """Report errors of construction in this context as mistakes in the settings."""
+    """Report errors of construction as mistakes in the settings."""
     try:
         yield
     except (ValueError, TypeError, ImportError, RuntimeError) as error:

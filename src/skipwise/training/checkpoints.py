@@ -1,8 +1,7 @@
 """Seal, choose, verify and remove the checkpoints of a run.
 
-A complete checkpoint holds ``complete.json``: its files with sizes and digests, and the engine and number of processes
-that wrote it. The file is written last, so a folder without it is a torn checkpoint and is ignored. A complete
-checkpoint with a lost or changed file is refused, because a resume would continue with other weights.
+A complete checkpoint has ``complete.json``, written last: its manifest, and the engine and number of processes that wrote
+it. A folder without it is a torn checkpoint and is ignored. A lost or changed file is refused.
 """
 
 import shutil
@@ -24,7 +23,7 @@ MARKER = "complete.json"
 
 
 def mark_complete(checkpoint: Path, engine: str = "ddp", processes: int = 1) -> None:
-    """Write the marker of ``checkpoint``, after all its files are on the disk."""
+    """Write the marker of ``checkpoint``."""
     if not [*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model.safetensors")]:
         raise TrainingError(
             f"{checkpoint} has no model.safetensors. Set FSDP's state_dict_type to FULL_STATE_DICT, or ZeRO-3's "
@@ -37,14 +36,9 @@ def mark_complete(checkpoint: Path, engine: str = "ddp", processes: int = 1) -> 
     files.sync_folder(checkpoint.parent)
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints with a marker, oldest first; their files are not read."""
-    return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
-
-
 def latest_complete(folder: Path) -> Path | None:
     """Return the newest complete checkpoint, verified, or None."""
-    newest = next(reversed(complete_checkpoints(folder)), None)
+    newest = next(reversed(_complete(folder)), None)
     if newest:
         verify(newest)
     return newest
@@ -56,24 +50,18 @@ def verify(checkpoint: Path) -> None:
 
 
 def require_same_setup(checkpoint: Path, engine: str, processes: int) -> None:
-    """Require the engine and number of processes that wrote ``checkpoint``.
-
-    Another engine starts a new optimizer, and a process without its random state draws other dropout.
-    """
+    """Require the engine and number of processes that wrote ``checkpoint``: others would draw other dropout."""
     marker = _read_marker(checkpoint)
     if (written := (marker["engine"], marker["processes"])) != (engine, processes):
         raise RunError(
-            f"{checkpoint} was written by {written[0]} in {written[1]} process(es), and this is {engine} in {processes}: the "
-            f"resume would not be exact. Launch it as before"
+            f"{checkpoint} was written by {written[0]} in {written[1]} process(es), and this is {engine} in {processes}; "
+            "launch it as before for an exact resume"
         )
 
 
 @contextmanager
 def weights_only(checkpoint: Path | None) -> Iterator[None]:
-    """Restrict pickles in this context to tensors, plain values and DeepSpeed's settings.
-
-    Transformers restricts its own; DeepSpeed allows any object, so a forged checkpoint would run code.
-    """
+    """Restrict pickles to tensors, plain values and DeepSpeed's settings; DeepSpeed would run a forged one's code."""
     known = []
     if find_spec("deepspeed") and processes.engine() == "zero3":
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
@@ -84,8 +72,6 @@ def weights_only(checkpoint: Path | None) -> Iterator[None]:
         with patch_environment(torch_force_weights_only_load="1"), torch.serialization.safe_globals(known):
             yield
     except UnpicklingError as error:
-        if checkpoint is None:
-            raise
         raise RunError(f"{checkpoint} holds a foreign pickle, which is not executed; {_ways_on(checkpoint)}") from error
 
 
@@ -95,7 +81,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # torch.save and safetensors have types of their own
-        if out_of_room(error) is None:
+        if not out_of_room(error):
             raise
         raise TrainingError(
             f"the disk is full: {what} was not written. Make room, and continue with --resume; {intact(folder)}"
@@ -104,7 +90,7 @@ def disk_errors(what: str, folder: Path) -> Iterator[None]:
 
 def intact(folder: Path) -> str:
     """Return a phrase on the newest complete checkpoint: ``checkpoint 400 is intact``."""
-    checkpoints = complete_checkpoints(folder)
+    checkpoints = _complete(folder)
     return f"checkpoint {step_of(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
 
 
@@ -118,7 +104,7 @@ def discard(checkpoint: Path) -> None:
 
 def rotate(folder: Path, keep: int, best: int | None = None) -> None:
     """Remove all checkpoints but the newest ``keep`` complete ones and that of step ``best``."""
-    newest = complete_checkpoints(folder)[-keep:]
+    newest = _complete(folder)[-keep:]
     for checkpoint in _checkpoints(folder):
         if checkpoint not in newest and step_of(checkpoint) != best:
             discard(checkpoint)
@@ -134,7 +120,12 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()), key=step_of)
 
 
-def _ways_on(checkpoint: Path) -> str:
+def _complete(folder: Path) -> list[Path]:
+    """Return the checkpoints with a marker, oldest first; their files are not read."""
+    return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
+
+
+def _ways_on(checkpoint: Path | None) -> str:
     return f"restore it, or delete {checkpoint} to resume from the checkpoint before it"
 
 

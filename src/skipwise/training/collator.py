@@ -37,17 +37,14 @@ class RequirePositions(TrainerCallback):
 
         trainer = Trainer(model, arguments, collate, data, callbacks=[RequirePositions("32k")])
 
-    Before training ``probe_connectivity`` tests that chunks attend to each other. Then batches are checked until one has a
-    skip. A ``PoseDataset`` gets the number of each epoch, for new examples. In your own loop call ``watch(model)`` before
-    the first step. ``PoseCollator`` is such a callback itself.
-
-    Args:
-        target_length: L_t in tokens, e.g. 32768 or "32k".
+    ``target_length`` is L_t in tokens, e.g. 32768 or "32k". Before training ``probe_connectivity`` tests that chunks attend to
+    each other. Then batches are checked until one has a skip. A ``PoseDataset`` gets the number of each epoch, for new
+    examples. In your own loop call ``watch(model)`` before the first step. ``PoseCollator`` is such a callback itself.
 
     Raises:
-        RecipeError: (in the forward pass) a batch has no ``position_ids`` or no ``attention_mask``, its positions begin
-            again inside an example, or 256 examples have no skip. (Before training) the model does not read the target.
-        ModelError: (before training) the chunks do not attend to each other.
+        RecipeError: the model does not read the target; a batch has no ``position_ids`` or no ``attention_mask``, its
+            positions begin again inside an example, or 256 examples have no skip.
+        ModelError: the chunks do not attend to each other.
     """
 
     def __init__(self, target_length: int | str) -> None:
@@ -56,7 +53,7 @@ class RequirePositions(TrainerCallback):
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
-        """Watch the model of a Trainer, in the precision in which it trains."""
+        """Watch the model of a Trainer, in its precision."""
         data = getattr(given.get("train_dataloader"), "dataset", None)
         if isinstance(data, PoseDataset):
             _require_extended(stock_model(model).config.get_text_config(), data.rules.target_length)
@@ -140,29 +137,23 @@ class PoseCollator(RequirePositions):
         trainer = Trainer(model, arguments, train_dataset=tokenised, data_collator=collator, callbacks=[collator])
         trainer.train()
 
-    An item is a mapping with ``input_ids``, at least ``train_length`` token ids without padding, and perhaps ``labels`` of
-    the same length, with -100 for labels that are not trained. Other fields are dropped. The batch holds int64 tensors
-    [items, tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Chunks of a long item are
-    drawn as in ``PoseDataset``: around a trained label, if some labels are -100.
+    An item is a mapping with ``input_ids``, at least ``train_length`` token ids without padding, and perhaps ``labels``, with
+    -100 for labels that are not trained. Other fields are dropped. The batch holds int64 tensors [items, tokens]:
+    ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Chunks of a long item are drawn as in
+    ``PoseDataset``: around a trained label, if some labels are -100.
 
     The draw of an item is a pure function of (seed, epoch, hash of its ``input_ids``). The order of the items, the batch,
     the worker, the rank and a resume change nothing. Items with equal tokens get equal positions within an epoch.
 
     The epoch is set by ``callbacks=[collator]`` under a Trainer, and by ``set_epoch`` before each pass over the data in
-    other loops, as for ``torch.utils.data.DistributedSampler``. Without it the first batch is an error, so that positions
-    never repeat unnoticed. As a callback the collator is a ``RequirePositions`` too. With an iterable data set each pass is
-    an epoch, and a resume after the first pass is not exact, because a Trainer does not restore the pass. A Trainer uses
-    this collator for evaluation too, where positions then change with the epoch.
+    other loops. Without it the first batch is an error. As a callback the collator is a ``RequirePositions`` too. With an
+    iterable data set a resume after the first pass is not exact, because a Trainer does not restore the pass. A Trainer
+    uses this collator for evaluation too, where positions then change with the epoch.
 
     Args:
-        train_length: L_c in tokens, as 2048 or "2k".
-        target_length: L_t in tokens.
+        train_length: L_c in tokens, as 2048 or "2k"; ``target_length``: L_t.
         positions: the scheme and its options; default: PoSE with two chunks.
-        seed: of all examples.
         train_chunk_starts: train the first label of a chunk too (``ExampleRules``).
-
-    Raises:
-        SkipwiseError: no plan fits the lengths.
     """
 
     def __init__(
@@ -189,27 +180,20 @@ class PoseCollator(RequirePositions):
         """Start with the Trainer's epoch, and watch the model's inputs."""
         self.set_epoch(int(state.epoch or 0))
         rules = self.rules.positions
-        contiguous = rules.scheme == "pose" and (rules.chunks == 1 or rules.no_skip_share == 1)
-        if rules.scheme not in ("full_length", "no_skip") and not contiguous:
+        one_chunk = rules.scheme == "pose" and (rules.chunks == 1 or rules.no_skip_share == 1)
+        if rules.scheme not in ("full_length", "no_skip") and not one_chunk:
             super().on_train_begin(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.set_epoch(int(self._epoch) + 1)
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """Return the batch of ``items``.
-
-        Raises:
-            RecipeError: the epoch is not set.
-            DataError: an item has no ``input_ids``, is too short or padded, or its ``labels`` do not fit.
-        """
+        """Return the batch of ``items``; a DataError refuses an item that is too short or padded."""
         if int(self._epoch) == _UNKNOWN:
             raise RecipeError(
                 "PoseCollator does not know the epoch, which decides the positions; give it to the Trainer as "
                 "callbacks=[collator] too, or call collator.set_epoch(epoch) before each pass over the data"
             )
-        if not items:
-            raise DataError("PoseCollator got a batch of no items; give it at least one")
         rows = [_tokens_and_labels(item) for item in items]
         hashes = [hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest() for tokens, _ in rows]
         ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)
@@ -232,17 +216,11 @@ class PoseCollator(RequirePositions):
 def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:
     """Return an item's token ids and labels, both int64 [tokens]."""
     if "input_ids" not in item:
-        raise DataError(f"an item has the fields {', '.join(item) or 'none'}, not input_ids; tokenise the text first")
+        raise DataError(f"an item has no input_ids, but {', '.join(item) or 'no field'}; tokenise the text first")
     tokens = token_ids(item["input_ids"], "input_ids of an item")
     labels = tokens if item.get("labels") is None else token_ids(item["labels"], "labels of an item")
     if len(labels) != len(tokens):
-        raise DataError(
-            f"an item has {len(tokens):,} input_ids and {len(labels):,} labels; give one label for each token"
-        )
-    padding = int(np.sum(np.asarray(item.get("attention_mask")) == 0))  # 0 without a mask
-    if padding:
-        raise DataError(
-            f"an item of {len(tokens):,} tokens has {padding:,} of padding (attention_mask 0), which would be trained as "
-            "text; tokenise without padding"
-        )
+        raise DataError(f"an item has {len(tokens):,} input_ids and {len(labels):,} labels; give one for each token")
+    if padding := int(np.sum(np.asarray(item.get("attention_mask")) == 0)):  # 0 without a mask
+        raise DataError(f"an item has {padding:,} tokens of padding, which would be trained; tokenise without padding")
     return tokens, labels

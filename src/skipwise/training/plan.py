@@ -8,7 +8,6 @@ import shutil
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_
 from skipwise.model.extension import Extension, extension_of
 from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
-from skipwise.recipes.names import arm_name
+from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 from skipwise.training.prepare import PreparedRun, window_of
@@ -40,7 +39,7 @@ _MOST_PACKED = 4096  # packed conversations that are searched for a place to ski
 
 @dataclass(frozen=True)
 class Hardware:
-    """The GPUs of a plan; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
+    """GPUs; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
 
     gpus: int = 1
     memory: float = 80e9  # bytes of each GPU
@@ -74,25 +73,27 @@ class CostEstimate:
 
 
 def estimate_cost(
-    config: PretrainedConfig, recipe: Recipe, window: int, batch: int, hardware: Hardware, micro: int | None = None
+    config: PretrainedConfig,
+    recipe: Recipe,
+    window: int,
+    batch: int,
+    hardware: Hardware,
+    micro: int | None = None,
+    cost: StepCost | None = None,
 ) -> CostEstimate:
     """Estimate a run of ``batch`` windows a step, ``micro`` at a time on each GPU (default: the recipe's).
+
+    ``cost`` is that of one micro-batch, if it is known; it takes seconds.
 
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
     holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
     """
     settings, rules = recipe.training, recipe.lora
-    known_fields(settings)  # refuses unknown fields
-    if experts := experts_of(config):
-        raise ModelError(
-            f"model_type {config.model_type} is a mixture of {experts} experts, and their step cannot run without data; plan a "
-            "dense model with as many active parameters, and add 16 bytes for each inactive one"
-        )
     micro = min(micro or settings.per_device_train_batch_size, batch)
     gpus, sharded = hardware.gpus, hardware.gpus > 1
     low = settings.precision != "float32" and (sharded or rules is not None)
-    cost = step_cost(
+    cost = cost or step_cost(
         config,
         window,
         micro,
@@ -133,54 +134,55 @@ def timed_tokens(prepared: PreparedRun) -> int:
     return tokens * ((2 if recipe.lora else 3) + has_checkpointing(recipe.training)) // 3
 
 
-def fuller_pass(
-    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
-) -> tuple[int, CostEstimate] | None:
-    """Return the most windows in a pass, of at most 16,384 tokens, that fit, and their cost; None if no more fit."""
+def fuller_pass(config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware) -> str:
+    """Return the option for the most windows in a pass, of at most 16,384 tokens, that fit, or nothing."""
     batch, gpus, micro = recipe.training.global_batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
     for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
         if batch % (gpus * examples) == 0:
-            estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
-            if hardware.holds(estimate.memory):
-                return examples, estimate
-    return None
+            memory = estimate_cost(config, recipe, window, batch, hardware, examples).memory
+            if hardware.holds(memory):
+                return f"--set training.per_device_train_batch_size={examples} ({_bytes(memory)} at the peak)"
+    return ""
 
 
-def smallest_change(
-    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
-) -> tuple[str, CostEstimate] | None:
-    """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices.
+def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware) -> str:
+    """Return the first options of ``skipwise plan`` with which a run fits, or nothing.
 
-    Tried are single windows in a pass with activation checkpointing, and then also AdamW's moments in 8 bits (Dettmers et
-    al., 2022), LoRA, a base in 4 bits, and up to 64 GPUs.
+    Single windows in a pass with activation checkpointing; then also AdamW's moments in 8 bits (Dettmers et al., 2022), LoRA,
+    a base in 4 bits, or up to 64 GPUs.
     """
     settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
+    batch = settings.global_batch_size
     light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
     small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
     small += "" if has_checkpointing(settings) else "--set training.gradient_checkpointing=true "
     lora = "" if recipe.lora else "--lora "
-    four_bits = {"lora": rules.model_copy(update={"load_in_4bit": True})}
-    eight_bits = {"training": light.model_copy(update={"optim": "adamw_8bit"})}
-    runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus), (lora, {"lora": rules}, gpus)]
-    if gpus == 1:
-        runs.append((f"{lora}--set lora.load_in_4bit=true", four_bits, 1))
-        if recipe.lora is None:
-            runs.insert(1, ("--set training.optim=adamw_8bit", eight_bits, 1))
-    runs += [(f"{lora}--gpus {more}", {"lora": rules}, more) for more in (2, 4, 8, 16, 32, 64) if more > gpus]
-    for options, changes, more in runs:
-        if settings.global_batch_size % more == 0:
-            changed = recipe.model_copy(update={"training": light, **changes})
-            estimate = estimate_cost(config, changed, window, settings.global_batch_size, replace(hardware, gpus=more))
-            if hardware.holds(estimate.memory):
-                return f"{small}{options}".strip(), estimate
-    return None
+    eight_bits = light.model_copy(update={"optim": "adamw_8bit"})
+    four_bits = rules.model_copy(update={"load_in_4bit": True})
+    runs = [
+        ("", gpus, light, recipe.lora),
+        ("--set training.optim=adamw_8bit", gpus, eight_bits, recipe.lora),
+        (lora, gpus, light, rules),
+        (f"{lora}--set lora.load_in_4bit=true", gpus, light, four_bits),
+        *((f"{lora}--gpus {more}", more, light, rules) for more in (2, 4, 8, 16, 32, 64) if more > gpus),
+    ]
+    steps: dict[tuple[bool, bool], StepCost] = {}  # neither bits nor the number of shards change a micro-batch
+    for options, number, training, rank in runs:
+        if batch % number or (gpus > 1 and "bit" in options):  # shards have no low bits
+            continue
+        changed = recipe.model_copy(update={"training": training, "lora": rank})
+        step = steps.get((rank is None, number > 1))
+        estimate = estimate_cost(config, changed, window, batch, replace(hardware, gpus=number), cost=step)
+        steps[rank is None, number > 1] = estimate.cost
+        if hardware.holds(estimate.memory):
+            return f"{small}{options}".strip() + f" ({_bytes(estimate.memory)} at the peak)"
+    return ""
 
 
 def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) -> None:
     """Refuse a run that is certain to exceed this machine's memory or the disk of ``folder``.
 
-    Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
-    the model, so their memory is not certain.
+    Lower bounds, without activations. ``folder`` is None for a resumed run; ``several`` processes may share the model.
     """
     training, rules, parameters = recipe.training, recipe.lora, meta_model(load_config(recipe.model)).num_parameters()
     device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
@@ -220,8 +222,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     ]
     if short := len(run.split.train) - len(run.dataset.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
-    packed = run.split.train[lengths < run.train_length]
-    if len(packed):
+    if len(packed := run.split.train[lengths < run.train_length]):
         lines.append(
             f"packed: {counted(len(packed), 'document')} under {run.train_length:,} tokens; none reads another"
         )
@@ -263,7 +264,8 @@ def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extens
     unfitted = recipe.is_fitted and extension.interpolation == "power"
     name = "fitted" if unfitted else extension.description
     console.print(
-        f"{recipe.model}: {current:,} -> {target:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})", style="bold"
+        f"{recipe.model}: {current:,} -> {target:,} tokens (x{extension.factor:g}, {name}, {recipe.positions.scheme})",
+        style="bold",
     )
     if kind != "default":
         console.print(
@@ -294,12 +296,18 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     """Print the costs of a run and of full-length training, and what reduces memory if the run does not fit."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
-    own, ours = window_of(recipe, extension), arm_name(recipe.arm)
+    own, ours = window_of(recipe, extension), display_name(recipe.positions.scheme)
     batch, micro, gpus = recipe.training.global_batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
     accumulation(recipe.training, gpus)
+    known_fields(recipe.training)  # refuses unknown fields
+    if experts := experts_of(config):
+        raise ModelError(
+            f"model_type {config.model_type} is a mixture of {experts} experts, and their step cannot run without data; plan a "
+            "dense model with as many active parameters, and add 16 bytes for each inactive one"
+        )
     rows: dict[str, CostEstimate] = {}
     with doing("running one step of each without data", console):
-        for name, window in {ours: own, arm_name("full_length"): extension.target_length}.items():
+        for name, window in {ours: own, display_name("full_length"): extension.target_length}.items():
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * own / window / gpus) * gpus
             rows[name] = estimate_cost(config, recipe, window, windows, hardware, max(1, micro * own // window))
@@ -318,18 +326,12 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
         if more := fuller_pass(config, recipe, own, hardware):
-            examples, estimate = more
-            peak = f"{_bytes(estimate.memory)} at the peak"
-            fix = f"--set training.per_device_train_batch_size={examples}"
-            console.print(f"{examples} windows in a pass fit too ({peak}), and are faster: {fix}", soft_wrap=True)
+            console.print(f"more windows in a pass fit too, and are faster: {more}", soft_wrap=True)
         return
     with doing("searching for the smallest change that fits", console):
         change = smallest_change(config, recipe, own, hardware)
-    fix = "; give more GPUs (--gpus) or larger ones (--gpu-memory)"
-    if change is not None:
-        options, estimate = change
-        fix = f"; the smallest change that does: {options} ({_bytes(estimate.memory)} at the peak)"
-    console.print(f"{ours} does not fit{fix}", style="yellow", soft_wrap=True)
+    fix = f"the smallest change that does: {change}" if change else "give more or larger GPUs (--gpus, --gpu-memory)"
+    console.print(f"{ours} does not fit; {fix}", style="yellow", soft_wrap=True)
 
 
 def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:

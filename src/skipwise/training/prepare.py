@@ -44,10 +44,9 @@ class PreparedRun:
     @property
     def name(self) -> str:
         """Return a name for the run: model, target and method."""
-        arm = "" if self.recipe.arm == "pose" else f"-{self.recipe.arm}"
-        adapted = "-lora" if self.recipe.lora else ""
-        target = format_length(self.extension.target_length)
-        return f"{short_name(self.recipe.model)}-{target}-{self.recipe.interpolation}{arm}{adapted}"
+        recipe, scheme = self.recipe, self.recipe.positions.scheme
+        method = f"{recipe.interpolation}{'' if scheme == 'pose' else f'-{scheme}'}{'-lora' if recipe.lora else ''}"
+        return f"{short_name(recipe.model)}-{format_length(self.extension.target_length)}-{method}"
 
     @property
     def precision(self) -> Precision:
@@ -63,20 +62,15 @@ class PreparedRun:
         """Return the provenance of the trained model, with the documents of its base."""
         recipe, rope, target = self.recipe, self.extension.rope, self.extension.target_length
         documents, base = self.store.digests[self.split.train], read_origin(recipe.model)
-        if base:
-            documents = np.union1d(documents, base.documents)
-        fingerprint = self.decides[BASE_MODEL]
+        documents = np.union1d(documents, base.documents) if base else documents
         return Origin(
-            recipe.model, rope.original_length, recipe.data, documents, fingerprint, target, rope_theta=rope.theta
+            recipe.model, rope.original_length, recipe.data, documents, self.decides[BASE_MODEL], target, rope.theta
         )
 
     @cached_property
     def decides(self) -> dict[str, str]:
-        """Return the fingerprints of what decides the model besides the settings.
-
-        ``auto`` may choose another precision on another machine.
-        """
-        base = weights_fingerprint(self.recipe.model)
+        """Return the fingerprints of what decides the model besides the settings."""
+        base = weights_fingerprint(self.recipe.model)  # auto may choose another precision on another machine
         return {TRAINING_TEXT: self.store.fingerprint, BASE_MODEL: base, "precision": self.precision}
 
     @property
@@ -121,10 +115,7 @@ class PreparedRun:
 
 
 def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> PreparedRun:
-    """Read the model's config, tokenise the text (cached) and split it; load no weights.
-
-    ``launch`` is the engine of a dry run.
-    """
+    """Read the config, tokenise the text (cached) and split it; ``launch`` is the engine of a dry run."""
     require_unchanged(Path(resolve(recipe.model)))
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)

@@ -24,7 +24,6 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from skipwise.errors import RecipeError, SkipwiseError, TrainingError, one_of, pip_install
 from skipwise.model.forward import default_device
-from skipwise.results.run_folder import LAUNCHED_BY, command_line
 
 ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``
 _ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
@@ -47,7 +46,7 @@ def processes_of(engine: str, processes: int | None) -> int:
 
 def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     """Run ``skipwise`` with ``words`` in each process by torchrun, which ends all if one dies."""
-    os.environ |= {ENGINE: engine, LAUNCHED_BY: command_line()}
+    os.environ[ENGINE] = engine
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process prints its own error
     meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
@@ -66,13 +65,16 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_launched() -> bool:
+    """Return whether ``launch`` started this process."""
+    return launched() > 1 and ENGINE in os.environ
+
+
 def engine() -> str:
     """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
     if launched() == 1:
         return "ddp"
-    by_accelerate = (
-        name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")
-    )
+    by_accelerate = (name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1"))
     return os.environ.get(ENGINE, "").removesuffix("-offload") or next(by_accelerate, "ddp")
 
 
@@ -104,13 +106,9 @@ def broadcast(value: Any) -> Any:
 
 @contextmanager
 def together(*, rank_0_first: bool = False) -> Iterator[None]:
-    """End every process if one has an error in this context.
+    """End every process if one has an error in this context; others raise a TrainingError.
 
     With ``rank_0_first`` rank 0 runs it before the others, which then use its caches.
-
-    Raises:
-        SkipwiseError: this process's own.
-        TrainingError: another's.
     """
     error = None
     with _state().main_process_first() if rank_0_first and launched() > 1 else nullcontext():

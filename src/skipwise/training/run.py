@@ -1,11 +1,11 @@
 """A run from its folder to its trained model: choose and begin the folder, prepare, load, train, save.
 
-A new run never takes an existing folder, and a resumed run has the settings that it began with. Of several processes all
-prepare the run, rank 0 begins its folder, and the others join the training.
+Of several processes all prepare the run, rank 0 begins its folder, and the others join the training.
 """
 
 import re
 from collections.abc import Collection
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
-from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
+from skipwise.errors import PeerError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
@@ -32,7 +32,7 @@ from skipwise.training.trainer import train
 RUNS = Path("runs")  # where runs go without ``out``
 # Settings that change neither the model nor its logs, to the bit.
 _FREE = re.compile(
-    r"training\.(dataloader_.*|(activation|gradient)_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
+    r"training\.(dataloader_.*|gradient_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
 )
 
 
@@ -41,23 +41,20 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
 
     Without ``out`` it is ``runs/<default_name>``, with a number if that exists, or the newest run of the recipe.
     """
-    run = RunFolder(out or _default_folder(recipe, default_name, resume))
+    if out is None and resume:
+        begun = [path for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(default_name)]
+        begun.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        wanted = deciding_settings(recipe)
+        same = (path for path in begun if not _differences(deciding_settings(load_recipe(path)), wanted))
+        if (newest := next(same, None)) is None:
+            raise RunError(f"no run of this recipe in runs/{default_name}*; give it by --out, or leave --resume out")
+        out = newest.parent
+    elif out is None:
+        names = (default_name if number == 1 else f"{default_name}-{number}" for number in count(1))
+        out = next(RUNS / name for name in names if not (RUNS / name).exists())
+    run = RunFolder(out)
     require_ours(run, recipe, resume)
     return run
-
-
-def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
-    if not resume:
-        folder, number = RUNS / name, 1
-        while folder.exists():
-            number += 1
-            folder = RUNS / f"{name}-{number}"
-        return folder
-    begun = (path.parent for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(name))
-    for folder in sorted(begun, key=lambda folder: (folder / "recipe.yaml").stat().st_mtime, reverse=True):
-        if not _differences(deciding_settings(recipe_of(folder)), deciding_settings(recipe)):
-            return folder
-    raise RunError(f"no run of this recipe in runs/{name}*; give its folder by --out, or leave --resume out")
 
 
 def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
@@ -69,9 +66,7 @@ def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
         begun = run.read().get("settings") or deciding_settings(recipe_of(run.path))
         if changed := _differences(begun, deciding_settings(recipe)):
             changes = ", ".join(f"{key} = {old!r}, now {new!r}" for key, old, new in changed[:4])
-            raise RunError(
-                f"{run.path} was begun with {changes}; resume with the settings it began with, or give another --out"
-            )
+            raise RunError(f"{run.path} was begun with {changes}; resume with the old settings, or give another --out")
     elif not run.is_free:
         raise RunError(f"{run.path} exists and holds no run of skipwise; give another --out")
     elif resume:
@@ -85,12 +80,13 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
+    """Return the settings that decide the saved model and its logs, by dotted key.
 
-    The evaluation decides it only if the best step is kept; streaming and the method's name never do.
+    The evaluation decides only if the best step is kept.
     """
-    free: Any = {"method": True, "evaluation": True, "data": {"streaming"}}
-    settings = _flatten(recipe.model_dump(mode="json", exclude=free))
+    settings = _flatten(
+        recipe.model_dump(mode="json", exclude={"method": True, "evaluation": True, "data": {"streaming"}})
+    )
     rule = recipe.evaluation
     settings["evaluation.save_best"] = rule.save_best
     if rule.save_best:
@@ -106,12 +102,9 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
-    """Lock the run's folder, and write the recipe of a new run before anything else.
-
-    The folder is checked again under the lock: another process may have begun a run there meanwhile.
-    """
+    """Lock the run's folder, and write the recipe of a new run before anything else."""
     run.lock()
-    require_ours(run, recipe, resume)
+    require_ours(run, recipe, resume)  # again: another process may have begun a run there meanwhile
     if not run.recipe.exists():
         dump_recipe(recipe, run.recipe)
     run.begin(seed=recipe.seed, settings=deciding_settings(recipe))
@@ -119,13 +112,9 @@ def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
 
 def recipe_of(folder: Path) -> Recipe:
     """Return the recipe that a run began with."""
-    path = RunFolder(folder).recipe
-    if not path.exists():
+    if not (path := RunFolder(folder).recipe).exists():
         raise RunError(f"{folder} holds no run: {path.name} is missing; give the folder of a run, e.g. runs/NAME")
-    try:
-        return load_recipe(path)
-    except RecipeError as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
+    return load_recipe(path)
 
 
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
@@ -153,10 +142,11 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
     run = RunFolder(path)
     with processes.together():
         differ = [name for name, value in prepared.decides.items() if value != decides[name]]
-        if differ or not run.facts.exists() or run.identity != identity:
+        if run.identity != identity:  # also where the folder is missing
+            differ.append(f"the folder {path}")
+        if differ:
             raise RunError(
-                f"{' and '.join(differ) or f'the folder {path}'} of this machine and of process 0 differ; give all machines the "
-                "same, and --out on a disk that they share"
+                f"{' and '.join(differ)} differ from rank 0's; give all machines the same, and a shared --out"
             )
     if training:
         try:
@@ -187,16 +177,13 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
 def train_run(
     prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, **steps: Any
 ) -> PreTrainedModel:
-    """Train in place, and return the whole model; rank 0 keeps the records.
-
-    ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
-    """
+    """Train in place, and return the whole model; ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``."""
     first, recipe = processes.is_first(), prepared.recipe
     logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
     def keep(log: dict[str, Any]) -> None:
         if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
-            append_record(run.results, TrainingRecord(arm=recipe.arm, **log))
+            append_record(run.results, TrainingRecord(arm=recipe.positions.scheme, **log))
 
     summary = train(
         model,
@@ -229,10 +216,7 @@ def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
 
 
 def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:
-    """Load the whole model from the last checkpoint into CPU memory.
-
-    The processes hold only shards of ``trained``, and one GPU may be too small.
-    """
+    """Load the whole model, of which the processes hold shards, from the last checkpoint into CPU memory."""
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = prepared.recipe.lora

@@ -1,7 +1,6 @@
 """Train a model by ``transformers.Trainer``, with exact resume and guards.
 
-Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's, the mean
-negative log-likelihood in nats over all labels of the global batch with any gradient accumulation.
+The loss is the stock model's: mean negative log-likelihood in nats over all labels of the global batch.
 """
 
 import math
@@ -16,7 +15,6 @@ import torch
 from rich.console import Console
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
-from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.model.attention import mask_by_position
@@ -31,7 +29,7 @@ from skipwise.training.checkpoints import intact
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The result of a run. Steps and tokens include the part before a resume; time does not."""
+    """The result of a run; steps and tokens include the part before a resume."""
 
     steps: int
     tokens: int  # input tokens seen
@@ -60,10 +58,9 @@ def train(
     continues from the newest complete checkpoint, or starts if there is none.
 
     Args:
-        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed
-            texts is [examples, 1, train_length, train_length].
+        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
         seed: of dropout and everything else that the model draws.
-        on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step, on rank 0.
+        on_log: gets the fields of a ``TrainingRecord`` at each logged step, on rank 0.
         on_step: gets the number of each step after it; the model has the weights of that step.
         save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
@@ -82,7 +79,6 @@ def train(
     meter = _Meter(on_log, on_step, save_at)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
-    transformers_logging.disable_progress_bar()  # a bar for each checkpoint would break ours
     with settings_errors():
         trainer = _Trainer(model, args, collate, dataset, callbacks=[meter])
     trainer.keep, trainer.best = settings.save_total_limit, best
@@ -121,18 +117,13 @@ def train(
 
 
 class _Trainer(Trainer):
-    """The stock Trainer, with guards before each update and around each save."""
+    """Trainer with guards before each update and around each save."""
 
     keep: int  # complete checkpoints
     best: Callable[[], int | None]
     micro_batch = (0, 0)  # examples, tokens
     _sliced: bool | None = None  # whether the loss is computed in slices; None before the first batch
     _apart = False  # whether packed texts were probed
-
-    @property
-    def _sharded(self) -> bool:
-        """Whether each process holds only a shard of the weights."""
-        return self.is_deepspeed_enabled or self.is_fsdp_enabled
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Restore the stock forward: Accelerate's copies all logits to float32. The loss gets the same autocast."""
@@ -151,11 +142,13 @@ class _Trainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        ids = inputs["input_ids"]
-        if self._sliced is None:
-            self._sliced = self._needs_slices(ids.numel())
-        net, mask = cast(PreTrainedModel, self.model), inputs["attention_mask"]
-        if mask.ndim == 4 and not self._apart and not self._sharded:  # the first packed texts; a shard cannot be probed
+        ids, mask, net = inputs["input_ids"], inputs["attention_mask"], cast(PreTrainedModel, self.model)
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if self._sliced is None:  # slices need the whole output layer and plain logits; Liger has its own loss
+            other = sharded or self.label_smoother is not None or self.args.use_liger_kernel
+            worth = worth_chunking(ids.numel(), net.config.get_text_config().vocab_size, net.device.type)
+            self._sliced = not other and worth and can_be_sliced(net)
+        if mask.ndim == 4 and not self._apart and not sharded:  # the first packed texts; a shard cannot be probed
             require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
@@ -166,19 +159,8 @@ class _Trainer(Trainer):
             self._require_finite(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
-    def _needs_slices(self, tokens: int) -> bool:
-        """Return whether to compute the loss in slices: they are worth it, and nothing else needs all logits.
-
-        Slices need the output layer's weights, which no process of a sharded run holds whole. Liger has its own loss.
-        """
-        model = cast(PreTrainedModel, self.model)
-        if self.label_smoother is not None or self.args.use_liger_kernel or self._sharded:
-            return False
-        vocabulary = model.config.get_text_config().vocab_size
-        return worth_chunking(tokens, vocabulary, model.device.type) and can_be_sliced(model)
-
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Check the gradient norm, and the losses since the last log, right before each optimizer step."""
+        """Check gradient norm and losses since the last log right before each optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         self._require_finite(self._tr_loss, norm)
         return norm
@@ -186,8 +168,7 @@ class _Trainer(Trainer):
     def _require_finite(self, loss: torch.Tensor, norm: torch.Tensor | float = 0.0) -> None:
         """Stop the run before an optimizer step that would write NaN or infinity into the weights.
 
-        Both stay on the device and are read once a step. Under fp16 the loss scaler skips steps with infinite gradients, so
-        only the loss is checked.
+        Under fp16 the loss scaler skips steps with infinite gradients, so only the loss is checked.
         """
         args = self.args
         if math.isfinite(float(loss if args.fp16 else loss + norm)):
@@ -218,10 +199,7 @@ class _Trainer(Trainer):
 
 
 class _Meter(TrainerCallback):
-    """Call ``on_step`` after each step and ``on_log`` at each logged step, and show progress.
-
-    Steps with a checkpoint and the last step are logged too.
-    """
+    """Call ``on_step`` and ``on_log``, and show progress; steps with a checkpoint and the last step are logged too."""
 
     def __init__(
         self, on_log: Callable[[dict[str, Any]], None], on_step: Callable[[int], None], save_at: Collection[int]

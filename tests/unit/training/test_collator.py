@@ -137,7 +137,6 @@ def test_a_stock_trainer_sets_the_epoch_and_resumes_exactly(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "items",
     [
-        [],
         documents(100, 31),  # shorter than an example
         [{"text": "the sky"}],
         documents(50, labels=[1] * 49),
