@@ -54,13 +54,7 @@ _SHARE, _LEAST = 0.1, 3.0  # of a run's training time for its fit; minutes
 def fit(
     model: str, *, target: int | None, data: Data, out: Path | None, minutes: float, seed: int, console: Console
 ) -> tuple[Fit, Path]:
-    """Measure interpolations of a model, without training, and return the fit and its folder.
-
-    Raises:
-        ModelError: the model cannot be extended to the target.
-        DataError: no document fills the contiguous window.
-        RunError: ``out`` holds another fit, or the time does not suffice for one candidate.
-    """
+    """Measure interpolations of a model, without training, and return the fit and its folder."""
     config, origin = load_config(model), read_origin(model)
     template = plan_extension(
         config,
@@ -243,16 +237,16 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)
     if resume and out is not None and (out / FILE).is_file():
         path = out / FILE
-    elif recipe.interpolation == AUTO:
-        if extension.interpolation == "yarn":
-            return _with(recipe, {"interpolation": "yarn"}), None
+    elif recipe.interpolation == AUTO and extension.interpolation == "yarn":
+        return _with(recipe, {"interpolation": "yarn"}), None
+    elif recipe.interpolation in (AUTO, FITTED):
         try:
             path = _searched(recipe, extension, fingerprint, console)
         except (DataError, RunError) as error:
+            if recipe.interpolation == FITTED:
+                raise
             console.print(f"interpolation: yarn, because no fit can be made: {error}", style="yellow", soft_wrap=True)
             return _with(recipe, {"interpolation": "yarn"}), None
-    elif recipe.interpolation == FITTED:
-        path = _searched(recipe, extension, fingerprint, console)
     else:
         path = Path(recipe.interpolation)
     result, target = read_fit(path), extension.target_length

@@ -176,14 +176,6 @@ def is_of_paper(record: BenchmarkRecord) -> bool:
     return task is not None and (record.fewshot, record.metric) == (task.fewshot, task.metric)
 
 
-def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
-    """Return the records of the paper's tasks, by model and task."""
-    by_model: dict[str, dict[str, BenchmarkRecord]] = {}
-    for record in filter(is_of_paper, records):
-        by_model.setdefault(record.arm, {})[record.task] = record
-    return by_model
-
-
 def score(record: BenchmarkRecord) -> Score:
     """Return the score of a record in per cent."""
     return Score(100 * record.value, math.nan if record.standard_error is None else 100 * record.standard_error)
