@@ -79,10 +79,7 @@ class Fit:
         return position_buckets(self.dense, self.original)
 
     def total(self, candidate: Candidate) -> float:
-        """Return what the search lowers: far loss, and harm beyond the window.
-
-        Infinite for a candidate that was given up.
-        """
+        """Return what the search lowers: far loss, and harm beyond the window; infinite if given up."""
         if candidate.score.places is None:
             return math.inf
         harm = max(0.0, candidate.score.harm(self.dense) - _HARMLESS)
@@ -242,4 +239,5 @@ def loss_plot(fit: Fit) -> Plot:
         plot.draw(axes, ink)
         axes.set_ylim(top=min(axes.get_ylim()[1], lowest + _HIGHEST))
 
-    return replace(plot, draw=draw)
+    columns = ["interpolation", "end", "excess"]
+    return replace(plot, columns=columns, data=[row[:3] for row in plot.data], draw=draw)

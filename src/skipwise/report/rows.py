@@ -74,11 +74,7 @@ class Folder:
 
 
 def read_folder(folder: Path, name: str | None = None) -> Folder:
-    """Read a run or an evaluation.
-
-    Raises:
-        RunError: the folder has no results, or a file of it is damaged.
-    """
+    """Read a run or an evaluation."""
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import yaml
 from accelerate import PartialState
@@ -112,14 +111,13 @@ def write_card(
 
 def eval_results(data: ReportData) -> list[EvalResult]:
     """Return the results of the extended models for the hub."""
-    names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
-    results = []
-    for number in data.numbers:
-        if number.hub and number.label in data.extended:
-            about: dict[str, Any] = dict(zip(names, number.hub, strict=True))
-            value = round(number.value.mean, 3)
-            results.append(EvalResult(task_type="text-generation", metric_value=value, **about))
-    return results
+    task = "text-generation"
+    return [
+        EvalResult(task, dataset, name, metric, round(number.value.mean, 3), metric_name=metric_name)
+        for number in data.numbers
+        if number.hub and number.label in data.extended
+        for dataset, name, metric, metric_name in [number.hub]
+    ]
 
 
 def is_hub_name(name: str) -> bool:
@@ -151,10 +149,6 @@ def publish(
     """Show a model's files and card; with ``upload`` publish them as OWNER/NAME.
 
     ``base`` (a hub name) and ``license`` (an identifier of the hub) replace those of the card.
-
-    Raises:
-        ModelError: there is no finished model.
-        RunError: the hub refuses, or ``private`` is given and the repository is public.
     """
     folder = Path(model_name(str(model)))
     if not (folder / "config.json").exists() or not (folder / _CARD).exists():
@@ -176,18 +170,18 @@ def publish(
         api = HfApi()
         try:
             url = api.create_repo(name, private=private or None, exist_ok=True)
-            public = private and not api.repo_info(name).private
-            if not public:
-                operations = [CommitOperationAdd(path.name, path) for path in files if path.name != _CARD]
-                operations.append(CommitOperationAdd(_CARD, str(card).encode()))
-                api.create_commit(name, operations, commit_message="Upload by skipwise")
+            if private and not api.repo_info(name).private:
+                raise RunError(f"{name} exists and is public. Make it private on the hub, or give another name")
+            operations = [CommitOperationAdd(path.name, path) for path in files if path.name != _CARD]
+            operations.append(CommitOperationAdd(_CARD, str(card).encode()))
+            api.create_commit(name, operations, commit_message="Upload by skipwise")
+        except RunError:
+            raise
         except Exception as error:  # of the hub's HTTP client
             raise RunError(
                 f"the hub refuses {name}: {' '.join(str(error).split())[:300]}. Log in with `hf auth login`, unset HF_HUB_OFFLINE "
                 "and repeat the command"
             ) from error
-        if public:
-            raise RunError(f"{name} exists and is public. Make it private on the hub, or give another name")
         console.print(f"published: {url}")
 
 
@@ -217,7 +211,7 @@ def one_run(run: RunFolder) -> Iterator[None]:
 
     The user's own environment variables take precedence.
     """
-    folder = run.path.absolute()
+    folder, theirs = run.path.absolute(), dict(os.environ)
     ours = {
         "TENSORBOARD_LOGGING_DIR": str(folder / "events"),
         "WANDB_DIR": str(folder),
@@ -225,12 +219,11 @@ def one_run(run: RunFolder) -> Iterator[None]:
         "WANDB_RUN_ID": short_digest(f"{run.identity} {run.read().get('created')}".encode()),
         "WANDB_RESUME": "allow",
     }
-    ours = {name: value for name, value in ours.items() if name not in os.environ}
-    os.environ.update(ours)
+    os.environ.update(ours | theirs)
     try:
         yield
     finally:
-        for name in ours:
+        for name in ours.keys() - theirs.keys():
             os.environ.pop(name, None)
 
 
