@@ -237,16 +237,16 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)
     if resume and out is not None and (out / FILE).is_file():
         path = out / FILE
-    elif recipe.interpolation == AUTO and extension.interpolation == "yarn":
-        return _with(recipe, {"interpolation": "yarn"}), None
-    elif recipe.interpolation in (AUTO, FITTED):
+    elif recipe.interpolation == AUTO:
+        if extension.interpolation == "yarn":
+            return _with(recipe, {"interpolation": "yarn"}), None
         try:
             path = _searched(recipe, extension, fingerprint, console)
         except (DataError, RunError) as error:
-            if recipe.interpolation == FITTED:
-                raise
             console.print(f"interpolation: yarn, because no fit can be made: {error}", style="yellow", soft_wrap=True)
             return _with(recipe, {"interpolation": "yarn"}), None
+    elif recipe.interpolation == FITTED:
+        path = _searched(recipe, extension, fingerprint, console)
     else:
         path = Path(recipe.interpolation)
     result, target = read_fit(path), extension.target_length

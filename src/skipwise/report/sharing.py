@@ -170,18 +170,18 @@ def publish(
         api = HfApi()
         try:
             url = api.create_repo(name, private=private or None, exist_ok=True)
-            if private and not api.repo_info(name).private:
-                raise RunError(f"{name} exists and is public. Make it private on the hub, or give another name")
-            operations = [CommitOperationAdd(path.name, path) for path in files if path.name != _CARD]
-            operations.append(CommitOperationAdd(_CARD, str(card).encode()))
-            api.create_commit(name, operations, commit_message="Upload by skipwise")
-        except RunError:
-            raise
+            public = private and not api.repo_info(name).private
+            if not public:
+                operations = [CommitOperationAdd(path.name, path) for path in files if path.name != _CARD]
+                operations.append(CommitOperationAdd(_CARD, str(card).encode()))
+                api.create_commit(name, operations, commit_message="Upload by skipwise")
         except Exception as error:  # of the hub's HTTP client
             raise RunError(
                 f"the hub refuses {name}: {' '.join(str(error).split())[:300]}. Log in with `hf auth login`, unset HF_HUB_OFFLINE "
                 "and repeat the command"
             ) from error
+        if public:
+            raise RunError(f"{name} exists and is public. Make it private on the hub, or give another name")
         console.print(f"published: {url}")
 
 
