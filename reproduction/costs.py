@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from reproduction import paper
@@ -32,12 +34,32 @@ from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.page import markdown_table
 from skipwise.results.files import content_hash
-from skipwise.results.records import CostRecord, append_record, read_records
+from skipwise.results.records import append_record
 
 FACTORS = (2, 4, 8, 64)  # the paper's, and the largest of Table 2
 EXAMPLES = 2  # windows in a step
 _ROUNDS = {"pose": 120, "full_length": 1}
 _TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class CostRecord:
+    """The cost of training: seconds of each timed step, and peak memory.
+
+    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is the memory before the first
+    step, with the weights; on a GPU both count GPU memory.
+    """
+
+    kind: ClassVar[str] = "cost"
+    arm: str
+    target: int
+    window: int
+    examples: int
+    step_seconds: list[float]
+    peak_bytes: int
+    base_bytes: int
+    device: str
+    key: str = ""  # the model's shape and the settings that decide the cost
 
 
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
@@ -62,9 +84,13 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
 
 def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
     """Return the latest record in ``out/costs.jsonl`` of each arm and target, for this model and recipe."""
-    key = _key(recipe, original)
-    records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord) and r.key == key]
+    path, key = out / "costs.jsonl", _key(recipe, original)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a torn line is left out
+    records = [record for record in map(_COSTS.validate_json, lines) if record.key == key]
     return list({(r.arm, r.target): r for r in records}.values())
+
+
+_COSTS = TypeAdapter(CostRecord)
 
 
 def _key(recipe: Recipe, original: int) -> str:

@@ -13,8 +13,7 @@ from reproduction.runs import ArmRun
 from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import display_name
-from skipwise.report.canvas import write
-from skipwise.report.figures import curve_plot
+from skipwise.report.canvas import curve_plot, write
 from skipwise.report.numbers import format_number, format_share
 from skipwise.report.page import markdown_table
 from skipwise.results.statistics import Interval, perplexity_of

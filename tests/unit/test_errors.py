@@ -1,5 +1,6 @@
 """What is kept of another library's message, what it means, and how missing packages are named."""
 
+import errno
 import importlib.metadata
 
 import pytest

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from skipwise.method.interpolation import rope_parameters
 from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.recipes.loading import to_text
-from skipwise.report.canvas import LOOKS, Plot, base_line, length_axis, mark_original, write
+from skipwise.report.canvas import LOOKS, Plot, curve_plot, write
 from skipwise.report.page import Table, render
 from skipwise.results.files import read_json, write_json, write_text
+from skipwise.results.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,10 +79,7 @@ class Fit:
         return position_buckets(self.dense, self.original)
 
     def total(self, candidate: Candidate) -> float:
-        """Return what the search lowers: far loss, and harm beyond the window.
-
-        Infinite for a candidate that was given up.
-        """
+        """Return what the search lowers: far loss, and harm beyond the window; infinite if given up."""
         if candidate.score.places is None:
             return math.inf
         harm = max(0.0, candidate.score.harm(self.dense) - _HARMLESS)
@@ -196,15 +194,15 @@ _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 
 def write_fit_page(fit: Fit, folder: Path) -> Path:
     """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
-    figure = write(loss_plot(fit), folder / "figures")
+    plot = loss_plot(fit)
     page = render(
         "fit.html.j2",
         name=Path(fit.model).name,
         fit=fit,
         lengths=[format_length(fit.original), format_length(fit.target)],
         table=fit.table,
-        figure=figure,
-        svg=Markup(figure.svg),
+        caption=plot.caption,
+        svg=Markup(write(plot, folder / "figures")),
         recipe=to_text(fit.best.recipe),
         parameters=json.dumps(fit.best.rope_parameters),
         plain=fit.plain,
@@ -217,22 +215,29 @@ def write_fit_page(fit: Fit, folder: Path) -> Path:
 
 def loss_plot(fit: Fit) -> Plot:
     """Plot by place what each interpolation loses to the base, a line for each."""
-    shown = [candidate for candidate in fit.shown() if candidate.score.places and candidate.role in _LOOKS]
-    curves = {candidate.role: fit.excess(candidate) for candidate in shown}
+    curves = {c.role: fit.excess(c) for c in fit.shown() if c.score.places and c.role in _LOOKS}
     lowest = min(max(curve.values()) for curve in curves.values())
-
-    def draw(axes: "Axes", ink: str) -> None:
-        for role, curve in curves.items():
-            axes.plot(list(curve), list(curve.values()), label=role, **LOOKS[_LOOKS[role]].line)
-        base_line(axes, 0.0, LOOKS["original"].colour)
-        axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
-        length_axis(axes, fit.edges[1:], "place in one window (tokens)")
-        axes.set_ylabel("nats above the base")
-        mark_original(axes, fit.original, ink)
-
-    data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
     caption = (
         f"Lower is better. One window of {fit.dense:,} tokens, not trained; the base reads the same text in windows of "
         f"{fit.original:,} (dashed line)."
     )
-    return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)
+    plot = curve_plot(
+        "loss-by-place",
+        "Loss by place in one window",
+        ("place in one window (tokens)", "nats above the base"),
+        {
+            role: {end: Interval(loss, math.nan, math.nan) for end, loss in curve.items()}
+            for role, curve in curves.items()
+        },
+        fit.original,
+        caption,
+        looks={role: LOOKS[_LOOKS[role]] for role in curves},
+        levels=[(0.0, LOOKS["original"].colour, "")],
+    )
+
+    def draw(axes: "Axes", ink: str) -> None:
+        plot.draw(axes, ink)
+        axes.set_ylim(top=min(axes.get_ylim()[1], lowest + _HIGHEST))
+
+    columns = ["interpolation", "end", "excess"]
+    return replace(plot, columns=columns, data=[row[:3] for row in plot.data], draw=draw)

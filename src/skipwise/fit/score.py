@@ -21,21 +21,13 @@ _PROMPTS, _PROMPT = 6, 512  # passkey prompts; tokens of one, at most the origin
 
 @dataclass(frozen=True)
 class Windows:
-    """What every candidate reads; token ids are int64.
-
-    Attributes:
-        original: L_o in tokens.
-        target: L_t in tokens.
-        documents: contiguous text, the longest first, each [dense] once it is shortened.
-        chunks: contiguous text with its second half moved away, [rows, 2 chunk].
-        prompts: passkey prompts with their answers, and the tokens of the answer.
-    """
+    """What every candidate reads; token ids are int64, lengths in tokens."""
 
     original: int
     target: int
-    documents: list[np.ndarray]
-    chunks: np.ndarray
-    prompts: list[tuple[list[int], int]]
+    documents: list[np.ndarray]  # contiguous text, the longest first, each [dense] once it is shortened
+    chunks: np.ndarray  # contiguous text with its second half moved away, [rows, 2 chunk]
+    prompts: list[tuple[list[int], int]]  # passkey prompts with their answers, and the tokens of the answer
 
     @property
     def dense(self) -> int:
@@ -60,17 +52,11 @@ def middle(document: np.ndarray, tokens: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Score:
-    """What one interpolation costs, in nats per token; None where it was not measured.
+    """What one interpolation costs, in nats per token; None where it was not measured."""
 
-    Attributes:
-        skipped: by distance, the loss of a chunk after a skip less the loss of that chunk alone.
-        places: the loss by place in the contiguous window, by the last token of each place.
-        answers: by distance, the loss of a passkey's digits.
-    """
-
-    skipped: dict[int, float]
-    places: dict[int, float] | None = None
-    answers: dict[int, float] | None = None
+    skipped: dict[int, float]  # by distance: the loss of a chunk after a skip less the loss of that chunk alone
+    places: dict[int, float] | None = None  # the loss by the last token of each place in the contiguous window
+    answers: dict[int, float] | None = None  # by distance: the loss of a passkey's digits
 
     def harm(self, beyond: int) -> float:
         """Return the largest loss by the chunk before a skip of more than ``beyond`` tokens; at least 0."""

@@ -53,13 +53,7 @@ _SHARE, _LEAST = 0.1, 3.0  # of a run's training time for its fit; minutes
 def fit(
     model: str, *, target: int | None, data: Data, out: Path | None, minutes: float, seed: int, console: Console
 ) -> tuple[Fit, Path]:
-    """Measure interpolations of a model, without training, and return the fit and its folder.
-
-    Raises:
-        ModelError: the model cannot be extended to the target.
-        DataError: no document fills the contiguous window.
-        RunError: ``out`` holds another fit, or the time does not suffice for one candidate.
-    """
+    """Measure interpolations of a model, without training, and return the fit and its folder."""
     config, origin = load_config(model), read_origin(model)
     template = plan_extension(
         config,

@@ -9,14 +9,15 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import BASELINES
+from skipwise.recipes.names import BASELINES, display_name
 from skipwise.results.files import replacing, write_csv, write_text
+from skipwise.results.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,16 +88,6 @@ def looks_of(labels: Sequence[str]) -> list[Look]:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A written figure: ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is for a page."""
-
-    name: str
-    title: str
-    svg: str
-    caption: str
-
-
-@dataclass(frozen=True)
 class Plot:
     """A figure to draw; ``draw`` takes the axes and the text colour."""
 
@@ -109,26 +100,84 @@ class Plot:
     height: float = 0.0  # inches, if more than usual
 
 
-def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
-    """Draw a plot as ``NAME.svg``, ``.csv`` and ``.png``, replacing older files."""
+def write(plot: Plot, folder: Path, *, png: bool = True) -> str:
+    """Draw a plot as ``NAME.svg``, ``.csv`` and ``.png``, replacing older files; return the SVG for a page."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{plot.name}.csv", [plot.columns, *plot.data])
     if png:
         with replacing(folder / f"{plot.name}.png") as file:
             file.write(_render(plot, "png"))
-    svg = _svg(plot)
+    svg = _render(plot, "svg").decode()
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
+    svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14").replace(_INK, "currentColor")
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
     write_text(folder / f"{plot.name}.svg", svg.replace(">", f">{_STANDALONE}", 1))
-    return Figure(plot.name, plot.title, svg, plot.caption)
+    return svg
 
 
-def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    """Set a logarithmic x axis with at most nine ticks, at the powers of two that enclose ``lengths``."""
-    axes.set_xscale("log", base=2)
-    ticks = [2**k for k in range(max(lengths[0], 1).bit_length() - 1, (lengths[-1] - 1).bit_length() + 1)]
+def curve_plot(
+    name: str,
+    title: str,
+    axis: tuple[str, str],
+    curves: Mapping[str, Mapping[int, Interval]],
+    original: int | None = None,
+    caption: str = "",
+    *,
+    looks: Mapping[str, Look] | None = None,
+    levels: Sequence[tuple[float, str, str]] = (),
+    percent: bool = False,
+) -> Plot:
+    """Plot a line for each label over lengths or steps.
+
+    ``axis`` has the names of both axes, with units. ``curves`` maps label -> x -> value; finite intervals are bands. ``looks``
+    replaces those of ``looks_of``. Dashed lines mark the ``original`` length in tokens and each level (value, colour [text],
+    name). ``percent`` sets an axis from 0 to 100.
+    """
+    points = {label: sorted(curve.items()) for label, curve in curves.items()}
+    places = sorted({x for curve in curves.values() for x in curve})
+    values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
+    looks = looks or dict(zip(curves, looks_of(list(curves)), strict=True))
+    # The powers of two that enclose all places, at most nine.
+    ticks = [2**k for k in range(max(places[0], 1).bit_length() - 1, (places[-1] - 1).bit_length() + 1)]
     ticks = ticks[:: math.ceil(len(ticks) / 9)]
-    axes.set_xticks(ticks, [format_length(n) for n in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel(title)
+
+    def draw(axes: "Axes", ink: str) -> None:
+        from matplotlib.ticker import LogLocator
+
+        for label, curve in points.items():
+            x, look = [x for x, _ in curve], looks[label]
+            axes.plot(x, [v.mean for _, v in curve], label=named(display_name(label)), **look.line)
+            low, high = [v.low for _, v in curve], [v.high for _, v in curve]
+            axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
+        for value, colour, name in levels:
+            base_line(axes, value, colour or ink, named(name))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [format_length(n) for n in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(axis[0])
+        axes.set_ylabel(axis[1])
+        if percent:
+            axes.set_ylim(-4, 104)
+            axes.set_yticks(range(0, 101, 25))
+        elif min(values) > 0 and max(values) / min(values) > 3 and all(value > 0 for value, *_ in levels):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(values) / min(values) < 1000 else (1,)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+            axes.set_ylabel(f"{axis[1]} (log scale)")
+        if original is not None:
+            low_end, top = axes.get_ylim()  # with room for the text
+            room = (top / low_end) ** 0.1 * top if axes.get_yscale() == "log" else top + 0.1 * (top - low_end)
+            axes.set_ylim(low_end, room)
+            axes.axvline(original, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
+            axes.annotate(
+                f"original length {format_length(original)}", (original, 1), (5, -2), xycoords=("data", "axes fraction"),
+                textcoords="offset points", va="top", fontsize=9, alpha=0.8,
+            )  # fmt: skip
+
+    columns = ["label", axis[0], title, "low_95", "high_95"]
+    table = [[label, x, v.mean, v.low, v.high] for label, curve in points.items() for x, v in curve]
+    return Plot(name, title, columns, table, draw, caption)
 
 
 def count_axis(axis: "Axis") -> None:
@@ -155,54 +204,22 @@ def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
     axes.axhline(value, color=colour, lw=1.4, ls=(0, (4, 3)), zorder=1.5, label=label or None)
 
 
-def log_axis(axes: "Axes", low: float, high: float) -> None:
-    """Set a logarithmic y axis with ticks at 1, 2 and 5."""
-    from matplotlib.ticker import LogLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-
-
-def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
-    """Draw a dashed vertical line at the original length."""
-    if length is None:
-        return
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.1 if axes.get_yscale() == "log" else high + 0.1 * (high - low))
-    axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
-    axes.annotate(
-        f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),
-        textcoords="offset points", va="top", fontsize=9, alpha=0.8,
-    )  # fmt: skip
-
-
 def named(label: str) -> str:
     """Shorten a label for a legend; Matplotlib hides those with leading underscore."""
     label = label if len(label) <= 44 else f"{label[:22]}…{label[-21:]}"
     return f"\u200b{label}" if label.startswith("_") else label
 
 
-def _svg(plot: Plot) -> str:
-    """Return the SVG of a plot without fixed text colours and ids."""
-    svg = _render(plot, "svg").decode()
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
-    svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14")
-    svg = svg.replace(_INK, "currentColor")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
-
-
 def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     from matplotlib import style as styles
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
     ink, faint = (_INK, _FAINT) if kind == "svg" else (_PNG_INK, _PNG_FAINT)
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: Any = {**_STYLE, **dict.fromkeys(inked, ink), "grid.color": faint, "svg.hashsalt": plot.name}
     # A matplotlibrc in the working folder could run LaTeX on our texts: leave it out.
     with styles.context(style, after_reset=True):
-        figure = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.add_subplot()
         plot.draw(axes, ink)
         title = textwrap.wrap(plot.title, 42)

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import display_name
 from skipwise.report import canvas
-from skipwise.report.canvas import LOOKS, Figure, Look, Plot, looks_of, named
+from skipwise.report.canvas import LOOKS, Plot, curve_plot, looks_of, named
 from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_share, task_title
 from skipwise.report.rows import Row, perplexity_by_step
 from skipwise.results.records import CoverageRecord, TrainingRecord, TrialRecord
@@ -34,19 +33,16 @@ _FEW_TRIALS = 100  # prompts of a length: with fewer, depths are in five parts i
 _FOUND = "found (% of prompts)"
 
 
-def draw_figures(data: ReportData, out: Path) -> list[Figure]:
-    """Draw all figures that the records allow into ``out``."""
-    return [canvas.write(plot, out) for figure in FIGURES for plot in figure(data)]
+def draw_figures(data: ReportData, out: Path) -> list[tuple[Plot, str]]:
+    """Draw all figures that the records allow into ``out``; return each with its SVG."""
+    return [(plot, canvas.write(plot, out)) for figure in FIGURES for plot in figure(data)]
 
 
-def _shorter_bases(data: ReportData, curves: Curves) -> dict[str, int]:
-    """Return bases measured only at shorter lengths, with their longest length."""
+def _shorter_bases(data: ReportData, curves: Curves) -> tuple[dict[str, int], str]:
+    """Return the longest length of bases measured only at shorter lengths, and sentences on their dashed lines."""
     longest = max(max(curve) for curve in curves.values())
-    return {label: max(curve) for label, curve in curves.items() if label in data.bases and max(curve) < longest}
-
-
-def _dashed_lines(bases: Mapping[str, int]) -> str:
-    return "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
+    bases = {label: max(curve) for label, curve in curves.items() if label in data.bases and max(curve) < longest}
+    return bases, "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
 
 
 def _data(curves: Curves) -> list[list[Any]]:
@@ -60,8 +56,8 @@ def perplexity_plots(data: ReportData) -> Iterator[Plot]:
     curves = data.curves("perplexity", "perplexity")
     if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
-    bases = _shorter_bases(data, curves)
-    caption = f"Lower is better.{_dashed_lines(bases)}"
+    bases, dashed = _shorter_bases(data, curves)
+    caption = f"Lower is better.{dashed}"
     if data.evaluated:
         caption += (
             " A level curve beyond the original length is necessary but proves little: sliding windows of any length score "
@@ -76,8 +72,11 @@ def perplexity_plots(data: ReportData) -> Iterator[Plot]:
     yield replace(plot, columns=columns, data=_data(curves))
 
 
-def _intervals(curves: Curves, factor: int = 1) -> dict[str, dict[int, Interval]]:
-    return {label: {n: number.value.times(factor) for n, number in curve.items()} for label, curve in curves.items()}
+def _intervals(curves: Curves) -> dict[str, dict[int, Interval]]:
+    return {
+        label: {n: number.value.times(number.measure.factor) for n, number in curve.items()}
+        for label, curve in curves.items()
+    }
 
 
 def found_plots(data: ReportData) -> Iterator[Plot]:
@@ -88,7 +87,7 @@ def found_plots(data: ReportData) -> Iterator[Plot]:
 
 def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
     lengths = sorted({n for curve in curves.values() for n in curve})
-    bases = _shorter_bases(data, curves)
+    bases, dashed = _shorter_bases(data, curves)
 
     def draw(axes: "Axes", ink: str) -> None:
         for label, curve in curves.items():
@@ -97,24 +96,21 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
                 at_length = [other for other in curves if n in curves[other]]
                 offset = at_length.index(label) - (len(at_length) - 1) / 2
                 places.append(lengths.index(n) + offset * 0.84 / len(curves))
-            shares = [number.value for number in curve.values()]
-            mean, low, high = (np.array([100 * getattr(s, end) for s in shares]) for end in ("mean", "low", "high"))
-            look, width, alpha = data.looks[label], 0.74 / len(curves), 1.0 if data.looks[label].dash == "-" else 0.55
-            axes.bar(
-                places,
-                mean,
-                width,
-                color=look.colour,
-                alpha=alpha,
-                hatch=look.hatch,
-                edgecolor="#ffffff",
-                lw=0,
-                label=named(label),
-            )
-            axes.vlines(places, low, high, color=ink, lw=0.8, alpha=0.5)
+            look, shares = data.looks[label], [number.value.times(100) for number in curve.values()]
+            style: dict[str, Any] = {
+                "color": look.colour,
+                "hatch": look.hatch,
+                "edgecolor": "#ffffff",
+                "lw": 0,
+                "label": named(label),
+            }
+            opacity = 1.0 if look.dash == "-" else 0.55
+            axes.bar(places, [share.mean for share in shares], 0.74 / len(curves), alpha=opacity, **style)
+            ends = [share.low for share in shares], [share.high for share in shares]
+            axes.vlines(places, *ends, color=ink, lw=0.8, alpha=0.5)
             for x, share in zip(places, shares, strict=True):
                 if len(lengths) * len(curves) <= 10:  # else the numbers would touch
-                    axes.text(x, 100 * share.high + 2, format_share(share.mean)[:-1], ha="center", fontsize=9)
+                    axes.text(x, share.high + 2, format_share(share.mean / 100)[:-1], ha="center", fontsize=9)
         for label in bases:
             canvas.base_line(axes, 100 * curves[label][bases[label]].value.mean, data.looks[label].colour)
         axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
@@ -127,7 +123,7 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
     table = [[label, n, count, round(count * mean), mean, *ends] for label, n, count, mean, *ends in _data(curves)]
     title = f"{task_title(task).capitalize()} found, by prompt length"
-    return Plot(re.sub(r"\W+", "-", task), title, columns, table, draw, caption + _dashed_lines(bases))
+    return Plot(re.sub(r"\W+", "-", task), title, columns, table, draw, caption + dashed)
 
 
 def depth_plots(data: ReportData) -> Iterator[Plot]:
@@ -197,7 +193,7 @@ def ruler_plots(data: ReportData) -> Iterator[Plot]:
             f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: "
             "what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals."
         )
-        curves, axes = _intervals(averages, 100), ("prompt length (tokens)", "score (%)")
+        curves, axes = _intervals(averages), ("prompt length (tokens)", "score (%)")
         title, levels = f"{data.ruler_name}, average by prompt length", [(100 * THRESHOLD, "", "")]
         plot = curve_plot(
             "ruler", title, axes, curves, data.original, caption, looks=data.looks, percent=True, levels=levels
@@ -277,18 +273,17 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
     steps = {key: [log[step] for step in sorted(log)] for key, log in logs.items()}
     if not any(len(log) > 1 for log in steps.values()):
         return
-    by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
     several = len(data.folders) > 1
     labels = [f"{run} · {display_name(name)}" if several else display_name(name) for run, name in steps]
     lines = list(zip(labels, steps.values(), looks_of([name for _, name in steps]), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
         for label, log, look in lines:
-            x = [r.tokens if by_tokens else r.step for r in log]
+            x = [r.tokens for r in log]
             axes.plot(x, [r.loss for r in log], color=look.colour, lw=0.9, alpha=0.35)
             axes.plot(x, _smooth([r.loss for r in log]), label=named(label), markevery=0.15, **look.line)
         axes.set_ylabel("loss (nats per token)")
-        axes.set_xlabel("tokens trained on" if by_tokens else "optimizer step")
+        axes.set_xlabel("tokens trained on")
         canvas.count_axis(axes.xaxis)
         axes.set_xlim(left=0)
 
@@ -363,52 +358,6 @@ FIGURES: list[Callable[[ReportData], Iterator[Plot]]] = [
     step_plots,
     coverage_plots,
 ]
-
-
-def curve_plot(
-    name: str,
-    title: str,
-    axis: tuple[str, str],
-    curves: Mapping[str, Mapping[int, Interval]],
-    original: int | None = None,
-    caption: str = "",
-    *,
-    looks: Mapping[str, Look] | None = None,
-    levels: Sequence[tuple[float, str, str]] = (),
-    percent: bool = False,
-) -> Plot:
-    """Plot a line for each label over lengths or steps.
-
-    ``axis`` has the names of both axes, with units. ``curves`` maps label -> x -> value; finite intervals are bands. Labels
-    with a look of their own in ``LOOKS`` have it, unless ``looks`` has another. Dashed lines mark the ``original`` length in
-    tokens and each level (value, colour [text], name). ``percent`` sets an axis from 0 to 100.
-    """
-    points = {label: sorted(curve.items()) for label, curve in curves.items()}
-    places = sorted({x for curve in curves.values() for x in curve})
-    values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
-    looks = looks or dict(zip(curves, looks_of(list(curves)), strict=True))
-
-    def draw(axes: "Axes", ink: str) -> None:
-        for label, curve in points.items():
-            x, look = [x for x, _ in curve], looks[label]
-            axes.plot(x, [v.mean for _, v in curve], label=named(display_name(label)), **look.line)
-            low, high = [v.low for _, v in curve], [v.high for _, v in curve]
-            axes.fill_between(x, low, high, color=look.colour, alpha=0.15, lw=0)
-        for value, colour, name in levels:
-            canvas.base_line(axes, value, colour or ink, named(name))
-        canvas.length_axis(axes, places, axis[0])
-        axes.set_ylabel(axis[1])
-        if percent:
-            axes.set_ylim(-4, 104)
-            axes.set_yticks(range(0, 101, 25))
-        elif min(values) > 0 and max(values) / min(values) > 3 and all(value > 0 for value, *_ in levels):
-            canvas.log_axis(axes, min(values), max(values))
-            axes.set_ylabel(f"{axis[1]} (log scale)")
-        canvas.mark_original(axes, original, ink)
-
-    columns = ["label", axis[0], title, "low_95", "high_95"]
-    table = [[label, x, v.mean, v.low, v.high] for label, curve in points.items() for x, v in curve]
-    return Plot(name, title, columns, table, draw, caption)
 
 
 def _smooth(values: list[float]) -> list[float]:

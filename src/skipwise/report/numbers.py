@@ -25,7 +25,7 @@ from skipwise.report.rows import (
     rows_of,
 )
 from skipwise.results import scores
-from skipwise.results.records import OTHER_TEXT, ReadingRecord
+from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord
 from skipwise.results.scores import PAPER, RulerScores
 from skipwise.results.statistics import (
     FEWEST_SEGMENTS,
@@ -298,9 +298,9 @@ def _judged(judgement: Judgement, title: str) -> Iterator[Number]:
     yield number(Measure("effective length"), None, _exact(math.nan if claimed is None else claimed))
     if judgement.ruler:
         yield number(Measure("length by RULER's rule"), None, _exact(judgement.ruler.tokens))
-    if judgement.cost:
-        yield number(Measure("cost, nats inside the original window"), None, judgement.cost.loss)
-        yield number(Measure("cost, next-token accuracy"), None, judgement.cost.accuracy)
+    if judgement.cost and judgement.accuracy:
+        yield number(Measure("cost, nats inside the original window"), None, judgement.cost)
+        yield number(Measure("cost, next-token accuracy"), None, judgement.accuracy)
     if judgement.ruler_difference:
         length, change = judgement.ruler_difference
         yield number(Measure(f"RULER, average less that of {judgement.base}, %", factor=100), length, change)
@@ -339,13 +339,17 @@ def _hits(row: Row, task: str, length: int) -> dict[int, bool]:
 
 def _benchmarks(data: ReportData) -> Iterator[Number]:
     """Yield benchmark scores; of the paper's benchmarks also averages and differences to bases."""
-    records = benchmarks_of(data.folders)
-    for r in records:
-        if not scores.is_of_paper(r):
+    paper: dict[str, dict[str, BenchmarkRecord]] = {}  # by model and task
+    for r in benchmarks_of(data.folders):
+        if scores.is_of_paper(r):
+            paper.setdefault(r.arm, {})[r.task] = r
+        else:
             name, form = f"{r.task}, {r.fewshot}-shot, {r.metric}", partial(_with_standard_error, "{:.4f}", "")
-            value, place = _with_error(r.value, r.standard_error), ("Benchmarks (standard error)", name, r.arm)
+            value, place = (
+                _exact(r.value, math.nan if r.standard_error is None else r.standard_error),
+                ("Benchmarks (standard error)", name, r.arm),
+            )
             yield Number(r.arm, "", Measure(f"benchmark {name}", "benchmarks", form=form), None, value, "", 0, *place)
-    paper = scores.paper_records(records)
     limits = sorted({r.limit for own in paper.values() for r in own.values() if r.limit})
     title = "The paper's benchmarks (its Table 3) in % (standard error; * other questions)"
     title += f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
@@ -370,7 +374,7 @@ def _benchmarks(data: ReportData) -> Iterator[Number]:
                 form = partial(_with_standard_error, "{:+.2f}", "" if result.paired else "*")
                 name = f"{task}, % less its base's, {'paired' if result.paired else 'not paired'}"
                 measure = Measure(f"benchmark {name}", "paper", "difference", form=form)
-            yield Number(model, "", measure, None, _with_error(result.value, result.error), "", 0, title, row, column)
+            yield Number(model, "", measure, None, _exact(result.value, result.error), "", 0, title, row, column)
 
 
 def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
@@ -407,9 +411,6 @@ def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
                 yield Number(f"{run}{display_name(model)}", kind, measure, ours[0].window, value, "", *place)
 
 
-def _exact(value: float) -> Interval:
-    return Interval(value, math.nan, math.nan)
-
-
-def _with_error(value: float, error: float | None) -> Interval:
-    return _exact(value) if error is None else Interval(value, value - Z * error, value + Z * error)
+def _exact(value: float, error: float = math.nan) -> Interval:
+    """Return a value with the interval of its standard error, or without one."""
+    return Interval(value, value - Z * error, value + Z * error)

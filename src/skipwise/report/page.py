@@ -120,8 +120,7 @@ def evaluation_summary(folder: Folder) -> RenderableType:
     for judgement in data.judged:
         parts.append(Text(f"{judgement.row.label}: {judgement.headline}", style="bold"))
         parts += map(Text, judgement.sentences)
-        if judgement.cost and judgement.cost.warning:
-            parts.append(Text(judgement.cost.warning, style="yellow"))
+        parts += [Text(judgement.warning, style="yellow")] if judgement.warning else []
     parts += [Text(rule, style="dim") for rule in data.rules]
     for table in tables_of(data, brief=True):
         parts += [Text(""), rich_table(table)]
@@ -171,8 +170,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         title=_title(data),
         judged=data.judged,
         tables=tables_of(data),
-        conditions=_conditions(data),
-        figures=[(figure, Markup(figure.svg)) for figure in figures],
+        **_conditions(data),
+        figures=[(plot, Markup(svg)) for plot, svg in figures],
         facts=_facts(data.folders),
     )
     write_text(page, text)
@@ -180,14 +179,16 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template of ``assets``; a missing value is an error."""
+    """Fill in a template of ``assets``; a missing value is an error. Values are escaped in HTML alone."""
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
-        autoescape=True,
+        autoescape=template.endswith(".html.j2"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters["plain"] = plain
     return environment.get_template(template).render(**values)
 
 
@@ -203,54 +204,31 @@ def _title(data: ReportData) -> str:
     return "Benchmarks" if benchmarks_of(data.folders) and not data.rows else "No extended model was measured"
 
 
-def _conditions(data: ReportData) -> list[str]:
-    """Return sentences on how the numbers were measured."""
+def _conditions(data: ReportData) -> dict[str, Any]:
+    """Return how the numbers were measured: settings and counts for the page's note."""
     records = [record for folder in data.folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]
-    numbers: dict[str, list[Number]] = {}
+    counts: dict[str, set[int]] = {}
     for number in data.numbers:
-        numbers.setdefault(number.measure.group, []).append(number)
-    counts = {group: _span({number.count for number in members}) for group, members in numbers.items()}
-    parts = []
-    if readings:
-        parts.append(
-            f"Perplexity on {' and '.join(sorted({r.data for r in readings}))} (documents: {counts['perplexity']}; tokens of "
-            f"each: {_span({r.tokens + 1 for r in readings})}; stride: {_span({r.stride for r in readings})}): every token but "
-            "the first is scored once. Intervals: 95%, Student's t over documents."
-        )
-    if trials:
-        parts.append(
-            f"Retrieval (prompts of each length: {counts['found']}; depths: {' and '.join(sorted({r.depths for r in trials}))}; "
-            f"seed: {_span({r.seed for r in trials})}): answered greedily; all five digits must be right. Intervals: 95%, Wilson."
-        )
-    if "ruler by task" in numbers:
-        parts.append(
-            f"RULER (prompts of each task and length: {counts['ruler by task']}): answered greedily and scored by RULER's rule; "
-            "prompt and answer fit the length. Intervals: 95%, Wilson."
-        )
-    if data.stand_in_tasks:
-        parts.append(
-            "In tasks marked (style) a text that ships with skipwise replaces RULER's essays; their scores do not compare with "
-            "published ones."
-        )
-    if other := numbers.get("other text"):
-        parts.append(
-            f"Other text, which ships with skipwise (segments of each: {counts['other text']}; tokens of a segment: "
-            f"{_span({number.length or 0 for number in other})}): intervals of 95% by Student's t over segments, from "
-            f"{FEWEST_SEGMENTS} segments on."
-        )
-    if "difference" in data.shorts("paper"):
-        parts.append(
-            "The standard error of a benchmark's difference is over the questions that both models answered, paired. With a * "
-            "the questions differ or are unknown: the error is that of two independent models."
-        )
-    precisions = {r.precision for r in records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)}
-    return [*parts, f"Precision: {' and '.join(sorted(precisions))}."] if precisions else parts
+        counts.setdefault(number.measure.group, set()).add(number.count)
+    return {
+        "counts": {group: _span(values) for group, values in counts.items()},
+        "texts": " and ".join(sorted({r.data for r in readings})),
+        "tokens": _span({r.tokens + 1 for r in readings}),
+        "stride": _span({r.stride for r in readings}),
+        "depths": " and ".join(sorted({r.depths for r in trials})),
+        "seed": _span({r.seed for r in trials}),
+        "segment": _span({number.length or 0 for number in data.numbers if number.measure.group == "other text"}),
+        "fewest": FEWEST_SEGMENTS,
+        "precision": " and ".join(
+            sorted({r.precision for r in records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)})
+        ),
+    }
 
 
 def _span(values: Collection[int]) -> str:
-    low, high = min(values), max(values)
+    low, high = min(values, default=0), max(values, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 

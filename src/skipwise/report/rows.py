@@ -48,24 +48,16 @@ class Folder:
     @property
     def models(self) -> list[Mapping[str, Any]]:
         """Models of an evaluation, bases included; empty for a run."""
-        models: list[Mapping[str, Any]] = self.info.get("evaluation", {}).get("models", [])
-        return models
+        return list(self.info.get("evaluation", {}).get("models", []))
 
-    def model(self, label: str) -> Mapping[str, Any] | None:
-        """Return the facts of an evaluated model; None for a run."""
-        return next((model for model in self.models if model["label"] == label), None)
+    def model(self, label: str) -> Mapping[str, Any]:
+        """Return the facts of an evaluated model; empty for a run."""
+        return next((model for model in self.models if model["label"] == label), {})
 
     def base_of(self, label: str) -> str:
         """Return the label of a model's base, or empty."""
-        if model := self.model(label):
-            return str(model.get("base") or "")
-        return "" if label == "original" else "original"
-
-    def length(self, key: str, label: str) -> int | None:
-        """Return the ``original`` or ``target`` length in tokens, or None."""
-        facts = self.model(label) or self.info.get("model", {})
-        length: int | None = facts.get(key, facts.get(f"{key}_length"))
-        return length
+        run = "" if label == "original" or self.model(label) else "original"
+        return str(self.model(label).get("base") or run)
 
     @property
     def unfinished(self) -> str:
@@ -82,11 +74,7 @@ class Folder:
 
 
 def read_folder(folder: Path, name: str | None = None) -> Folder:
-    """Read a run or an evaluation.
-
-    Raises:
-        RunError: the folder has no results, or a file of it is damaged.
-    """
+    """Read a run or an evaluation."""
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(
@@ -196,40 +184,16 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Change against the base inside the original window, on the same tokens."""
-
-    loss: Interval  # nats per token
-    accuracy: Interval  # next-token, a share
-
-    def sentence(self, base: str) -> str:
-        """Describe the cost in one sentence."""
-        points = self.accuracy.times(100)
-        span = f"{points.low:+.2f}, {points.high:+.2f}" if math.isfinite(points.high) else "one document"
-        return (
-            f"Inside the original window the loss changed by {self.loss} nats a token against {base} "
-            f"({100 * math.expm1(self.loss.mean):+.1f}% perplexity), and next-token accuracy by {points.mean:+.2f} "
-            f"[{span}] points."
-        )
-
-    @property
-    def warning(self) -> str:
-        """Warning of a high cost, or empty."""
-        if self.loss.mean <= COST_LIMIT:
-            return ""
-        return (
-            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it reads "
-            f"short texts worse than its base. {LESS_COST}, or take another interpolation."
-        )
-
-
-@dataclass(frozen=True)
 class Judgement:
-    """The effective length of one model, and the cost of its extension."""
+    """The effective length of one model, and the cost of its extension.
+
+    The cost is the change against the base inside the original window, on the same tokens.
+    """
 
     row: Row
     buckets: list[Bucket]
-    cost: Cost | None
+    cost: Interval | None  # change of the loss, nats per token
+    accuracy: Interval | None  # change of next-token accuracy, a share
     effective: EffectiveLength
     base: str
     ruler: RulerLength | None = None  # None without RULER inside the original window
@@ -243,16 +207,33 @@ class Judgement:
     @property
     def sentences(self) -> list[str]:
         """Sentences below the headline: the next length, RULER's rule and score against the base, the cost."""
-        ruler = [self.ruler.text] if self.ruler else []
+        ruler, cost = [self.ruler.text] if self.ruler else [], ""
         if self.ruler_difference:
             length, change = self.ruler_difference
             ruler.append(
                 f"On the same prompts of {length:,} tokens it scores {format_points(change)} points against {self.base}."
             )
-        cost = self.cost.sentence(self.base) if self.cost else ""
-        if self.row.sliding and not cost:
+        if self.cost and self.accuracy:
+            points = self.accuracy.times(100)
+            span = f"{points.low:+.2f}, {points.high:+.2f}" if math.isfinite(points.high) else "one document"
+            cost = (
+                f"Inside the original window the loss changed by {self.cost} nats a token against {self.base} "
+                f"({100 * math.expm1(self.cost.mean):+.1f}% perplexity), and next-token accuracy by {points.mean:+.2f} "
+                f"[{span}] points."
+            )
+        elif self.row.sliding:
             cost = "The cost of the extension is unknown, because its base was not measured."
         return [text for text in (self.effective.next, " ".join(ruler), cost) if text]
+
+    @property
+    def warning(self) -> str:
+        """Warning of a high cost, or empty."""
+        if self.cost is None or self.cost.mean <= COST_LIMIT:
+            return ""
+        return (
+            f"The extension costs {self.cost.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it reads "
+            f"short texts worse than its base. {LESS_COST}, or take another interpolation."
+        )
 
 
 def format_points(share: Interval) -> str:
@@ -302,7 +283,8 @@ def _row(folder: Folder, run: str, name: str, data: str = "", text: str = "") ->
     facts = folder.model(name)
     judged = not facts.get("control", False) if facts else name not in BASELINES
     model = f"{run} · {display_name(name)}" if run else display_name(name)
-    lengths = folder.length("original", name), folder.length("target", name)
+    of_run = {} if facts else folder.info.get("model", {})
+    lengths = (facts.get(key, of_run.get(f"{key}_length")) for key in ("original", "target"))
     return Row(run, name, data, model, text, folder.base_of(name), judged, *lengths)
 
 
@@ -328,10 +310,9 @@ def judge(rows: Sequence[Row]) -> list[Judgement]:
     for row in rows:
         if row.judged and (row.run, row.name) not in judged:
             bases = [r for r in rows if r.name == row.base and r.data == row.data]
-            bases = [r for r in bases if row.run in r.runs] or bases[
-                : len(bases) == 1
-            ]  # else another run's, if only one
-            judged[row.run, row.name] = _judge(row, bases[0] if bases else None)
+            own = [r for r in bases if row.run in r.runs]
+            base = own[0] if own else bases[0] if len(bases) == 1 else None  # another run's, if only one
+            judged[row.run, row.name] = _judge(row, base)
     return list(judged.values())
 
 
@@ -351,12 +332,11 @@ def _judge(row: Row, base: Row | None) -> Judgement:
     inside: tuple[int, int, int] | None = None  # the base's passkeys at its longest length up to the window
     if base and (shorter := {n: hits for n, hits in base.found.get("passkey", {}).items() if n <= window}):
         inside = (max(shorter), *shorter[max(shorter)])
-    change = difference(row.readings(window), theirs) if base else None
-    accuracy = difference(row.readings(window), theirs, sums="hits") if base else None
     return Judgement(
         row,
         _buckets(row, theirs if base else []),
-        Cost(change, accuracy) if change and accuracy else None,
+        difference(row.readings(window), theirs) if base else None,
+        difference(row.readings(window), theirs, sums="hits") if base else None,
         effective_length(row.found.get("passkey", {}), excess, control_name, inside),
         base.label if base else "",
         ruler_length(row.ruler, base.ruler if base else None, row.original) if row.ruler else None,

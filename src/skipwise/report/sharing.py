@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import yaml
 from accelerate import PartialState
@@ -41,21 +40,18 @@ from skipwise.model.extension import Extension
 from skipwise.recipes.names import display_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.numbers import TRACKED, ReportData
-from skipwise.report.page import plain, summary_markdown
+from skipwise.report.page import render, summary_markdown
 from skipwise.report.rows import Folder, perplexity_by_step
 from skipwise.results.files import replacing, short_digest, write_text
 from skipwise.results.run_folder import RunFolder
 
 HERE = "path/to/this/folder"  # the model, in commands of the card
-_SHORT_OF_MEMORY = (
-    "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
-)
 _CARD = "README.md"
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
     """Write the card of a run's model."""
-    facts, original, data = run.read(), extension.rope.original_length, ReportData([measured])
+    facts, original = run.read(), extension.rope.original_length
     best = {}
     if kept := facts.get("kept"):
         text = recipe.measured_sources[0]
@@ -64,38 +60,22 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         )
     base = Path(expanded(recipe.model))
     name = base.absolute().name if base.is_dir() else recipe.model  # without a local path
-    write_card(
-        run.model,
-        title=f"{name}, extended from {original:,} to {extension.target_length:,} tokens",
-        headline=data.judged[0].headline if data.judged else "The effective length was not measured",
-        warning=" ".join(data.warnings),
-        facts={
-            "method": f"{display_name(recipe.positions.scheme)}, trained on windows of {facts['model']['train_length']:,} tokens",
-            "interpolation": f"{extension.description} x{extension.factor:g}",
-            "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
-            **best,
-            "seed": str(recipe.seed),
-            "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
-        },
-        figure=run.figures / "perplexity.png",
-        base=recipe.model,
-        data=data,
-    )
+    about = {
+        "method": f"{display_name(recipe.positions.scheme)}, trained on windows of {facts['model']['train_length']:,} tokens",
+        "interpolation": f"{extension.description} x{extension.factor:g}",
+        "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
+        **best,
+        "seed": str(recipe.seed),
+        "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
+    }
+    title = f"{name}, extended from {original:,} to {extension.target_length:,} tokens"
+    write_card(run.model, ReportData([measured]), title, about, recipe.model, run.figures / "perplexity.png")
 
 
 def write_card(
-    folder: Path,
-    *,
-    title: str,
-    headline: str,
-    warning: str = "",
-    facts: Mapping[str, str],
-    figure: Path | None = None,
-    base: str = "",
-    data: ReportData | None = None,
+    folder: Path, data: ReportData, title: str, facts: Mapping[str, str], base: str = "", figure: Path | None = None
 ) -> None:
     """Write the card into ``folder``, with a copy of the PNG ``figure``."""
-    data = data or ReportData([])
     results = eval_results(data)
     head = ModelCardData(
         base_model=base if is_hub_name(base) and not Path(base).exists() else None,
@@ -106,27 +86,38 @@ def write_card(
         model_name=title if results else None,
         eval_results=results or None,
     )
-    lines = ["---", head.to_yaml().strip(), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
-    lines += [plain(warning), ""] if warning else []
-    lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
-    lines += ["", _ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
     if figure is not None and figure.exists():
         with replacing(folder / figure.name) as copy:
             copy.write(figure.read_bytes())
-        lines += ["", f"![Perplexity by window]({figure.name})"]
-    write_text(folder / _CARD, "\n".join(lines) + "\n")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rope, adapted = extended_set(config.get("rope_parameters") or {}), lora.base_of(str(folder))
+    card = render(
+        "card.md.j2",
+        head=head.to_yaml().strip(),
+        title=title,
+        headline=data.judged[0].headline if data.judged else "The effective length was not measured",
+        warning=" ".join(data.warnings),
+        facts=facts,
+        adapted=json.dumps(resolve(adapted)) if adapted else "",
+        here=HERE,
+        length=promised_length(str(folder)) or config["max_position_embeddings"],
+        gguf=not by_frequency(rope) or config["model_type"] in GGUF_LLAMA,
+        model_type=config["model_type"],
+        table=summary_markdown(data),
+        figure=figure.name if figure is not None and figure.exists() else "",
+    )
+    write_text(folder / _CARD, card)
 
 
 def eval_results(data: ReportData) -> list[EvalResult]:
     """Return the results of the extended models for the hub."""
-    names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
-    results = []
-    for number in data.numbers:
-        if number.hub and number.label in data.extended:
-            about: dict[str, Any] = dict(zip(names, number.hub, strict=True))
-            value = round(number.value.mean, 3)
-            results.append(EvalResult(task_type="text-generation", metric_value=value, **about))
-    return results
+    task = "text-generation"
+    return [
+        EvalResult(task, dataset, name, metric, round(number.value.mean, 3), metric_name=metric_name)
+        for number in data.numbers
+        if number.hub and number.label in data.extended
+        for dataset, name, metric, metric_name in [number.hub]
+    ]
 
 
 def is_hub_name(name: str) -> bool:
@@ -145,56 +136,6 @@ def license_of(base: str) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def _ways_to_load(folder: Path) -> str:
-    """Return the card's text on transformers, vLLM and llama.cpp."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    length = promised_length(str(folder)) or config["max_position_embeddings"]
-    if base := lora.base_of(str(folder)):
-        return f"""\
-This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.
-
-```python
-from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-config = AutoConfig.from_pretrained("{HERE}")  # has the extended RoPE
-base = AutoModelForCausalLM.from_pretrained({json.dumps(resolve(base))}, config=config)
-model = PeftModel.from_pretrained(base, "{HERE}")
-tokenizer = AutoTokenizer.from_pretrained("{HERE}")
-```
-
-Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}
-
-Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.save_as: merged` in the recipe."""
-    return f"""\
-Stock transformers loads it; the interpolation is in `config.json`:
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("{HERE}")
-tokenizer = AutoTokenizer.from_pretrained("{HERE}")
-```
-
-{_SHORT_OF_MEMORY}
-
-- vLLM: `vllm serve {HERE} --max-model-len {length}`
-- llama.cpp: {llama_cpp(config, length, HERE)}"""
-
-
-def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
-    """Return the commands for llama.cpp, or why it cannot serve the model."""
-    rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if by_frequency(rope) and config["model_type"] not in GGUF_LLAMA:
-        return (
-            f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
-        )
-    return (
-        f"`skipwise export {path} --out model.gguf`, which checks the file in llama.cpp, then "
-        f"`llama-server -m model.gguf -c {length}`"
-    )
-
-
 def publish(
     model: Path,
     name: str,
@@ -208,10 +149,6 @@ def publish(
     """Show a model's files and card; with ``upload`` publish them as OWNER/NAME.
 
     ``base`` (a hub name) and ``license`` (an identifier of the hub) replace those of the card.
-
-    Raises:
-        ModelError: there is no finished model.
-        RunError: the hub refuses, or ``private`` is given and the repository is public.
     """
     folder = Path(model_name(str(model)))
     if not (folder / "config.json").exists() or not (folder / _CARD).exists():
@@ -274,7 +211,7 @@ def one_run(run: RunFolder) -> Iterator[None]:
 
     The user's own environment variables take precedence.
     """
-    folder = run.path.absolute()
+    folder, theirs = run.path.absolute(), dict(os.environ)
     ours = {
         "TENSORBOARD_LOGGING_DIR": str(folder / "events"),
         "WANDB_DIR": str(folder),
@@ -282,12 +219,11 @@ def one_run(run: RunFolder) -> Iterator[None]:
         "WANDB_RUN_ID": short_digest(f"{run.identity} {run.read().get('created')}".encode()),
         "WANDB_RESUME": "allow",
     }
-    ours = {name: value for name, value in ours.items() if name not in os.environ}
-    os.environ.update(ours)
+    os.environ.update(ours | theirs)
     try:
         yield
     finally:
-        for name in ours:
+        for name in ours.keys() - theirs.keys():
             os.environ.pop(name, None)
 
 

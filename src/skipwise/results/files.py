@@ -77,12 +77,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, TypeError: it is not a JSON object.
-    """
+    """Read a JSON object; another content is a ValueError or TypeError."""
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -113,11 +108,7 @@ def seal(folder: Path, names: Iterable[str]) -> Seal:
 
 
 def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
-    """Check every file of a manifest: its presence, size and SHA-256.
-
-    Raises:
-        RunError: a file is missing or changed; the message ends in ``way_out``.
-    """
+    """Check every file of a manifest: its presence, size and SHA-256. A refusal ends in ``way_out``."""
     for name, entry in entries.items():
         path = folder / name
         if not path.is_file():

@@ -137,15 +137,15 @@ class CoverageRecord(_Typed):
     standard_error: list[float]  # zeros if the probability is in closed form
 
     @classmethod
-    def of(cls, curve: Any, label: str, points: int = 1024) -> "CoverageRecord":
+    def of(cls, curve: Any, label: str) -> "CoverageRecord":
         """Return the record of a ``skipwise.method.coverage.Coverage``.
 
-        About ``points`` distances are kept: evenly spread ones, and the two at each bend of the two-chunk curve (train
+        About 1,024 distances are kept: evenly spread ones, and the two at each bend of the two-chunk curve (train
         length, and target less train length).
         """
         last = len(curve.distances)
         bends = np.array([curve.train_length, last + 2 - curve.train_length])
-        even = np.linspace(1, last, min(points, last)).astype(np.int64)
+        even = np.linspace(1, last, min(1024, last)).astype(np.int64)
         distances = np.unique(np.concatenate([even, bends - 1, bends]))
         kept = distances[(distances >= 1) & (distances <= last)] - 1
         columns = (curve.distances, curve.probability, curve.standard_error)
@@ -157,9 +157,7 @@ class BenchmarkRecord(Measured):
     """One metric of one task of lm-evaluation-harness."""
 
     kind: ClassVar[str] = "benchmark"
-    ANSWER: ClassVar[tuple[str, ...]] = (
-        *("samples", "value", "standard_error", "seconds", "scores", "questions", "metrics"),
-    )
+    ANSWER: ClassVar = ("samples", "value", "standard_error", "seconds", "scores", "questions", "metrics")
     arm: str
     task: str
     metric: str
@@ -179,27 +177,7 @@ class BenchmarkRecord(Measured):
     metrics: int = 0  # of the task, each in its own record
 
 
-@dataclass(frozen=True)
-class CostRecord(_Typed):
-    """The cost of training: seconds of each timed step, and peak memory.
-
-    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is the memory before the first
-    step, with the weights; on a GPU both count GPU memory.
-    """
-
-    kind: ClassVar[str] = "cost"
-    arm: str
-    target: int
-    window: int
-    examples: int
-    step_seconds: list[float]
-    peak_bytes: int
-    base_bytes: int
-    device: str
-    key: str = ""  # the model's shape and the settings that decide the cost
-
-
-Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord | CostRecord
+Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord
 _ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
 
 

@@ -176,14 +176,6 @@ def is_of_paper(record: BenchmarkRecord) -> bool:
     return task is not None and (record.fewshot, record.metric) == (task.fewshot, task.metric)
 
 
-def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
-    """Return the records of the paper's tasks, by model and task."""
-    by_model: dict[str, dict[str, BenchmarkRecord]] = {}
-    for record in filter(is_of_paper, records):
-        by_model.setdefault(record.arm, {})[record.task] = record
-    return by_model
-
-
 def score(record: BenchmarkRecord) -> Score:
     """Return the score of a record in per cent."""
     return Score(100 * record.value, math.nan if record.standard_error is None else 100 * record.standard_error)
@@ -244,19 +236,15 @@ class EffectiveLength:
 
 
 def effective_length(
-    passkeys: Mapping[int, tuple[int, int]],
-    excess: Mapping[int, Interval],
-    control: str,
-    own: tuple[int, int, int] | None = None,
+    passkeys: Mapping[int, tuple[int, int]],  # (found, all) by prompt length
+    excess: Mapping[int, Interval],  # nats per token, by the end of the positions
+    control: str,  # its name in the rule
+    own: tuple[int, int, int] | None = None,  # the base's passkeys inside its own window: length, found, all
 ) -> EffectiveLength:
     """Return the effective length: go up through the tested lengths to the first that does not pass.
 
-    Args:
-        passkeys: (found, all) by prompt length.
-        excess: by length n, the loss at the positions between the next shorter length and n, each token with its whole
-            document before it, less the loss of the same tokens under ``control``, in nats per token.
-        control: name of the control in the rule.
-        own: the base's passkeys inside its own window (length, found, all). If the base fails there, its share sets the limit.
+    ``excess`` is the loss between two lengths, with the whole document as context, less that of the same tokens under
+    ``control``. If the base fails inside its own window, its share of passkeys sets the limit.
     """
     needed, of_base, base_fails = FOUND, "", ""
     if own and wilson_interval(*own[1:])[1] < FOUND:

@@ -15,6 +15,7 @@ from skipwise.model.config import Origin, load_config, weights_fingerprint, writ
 from skipwise.model.extension import Extension, plan_extension
 from skipwise.model.loading import load_model, save_extended
 from skipwise.recipes.schema import Data, Lora
+from skipwise.report.numbers import ReportData
 from skipwise.report.sharing import write_card
 from tests.tiny import byte_tokenizer, checkpoint
 
@@ -99,7 +100,7 @@ def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path, monkey
     name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
     model = adapted(name, ALL)
     save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
-    write_card(folder, title="tiny", headline="tiny", facts={})
+    write_card(folder, ReportData([]), "tiny", {})
     card = (folder / "README.md").read_text(encoding="utf-8")
     monkeypatch.setitem(sys.modules, "skipwise", None)
     loaded: dict[str, Any] = {}

@@ -38,7 +38,7 @@ def drawn(tmp_path_factory):
 
 def test_every_figure_is_written_as_svg_png_and_csv(drawn):
     folder, made = drawn
-    names = [figure.name for figure in made]
+    names = [plot.name for plot, _ in made]
     assert {"perplexity", "passkey", "passkey-depth", "loss", "steps", "coverage"} <= set(names)
     assert {p.name for p in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("csv", "png", "svg")}
     for name in names:
@@ -56,7 +56,7 @@ def test_every_figure_is_written_as_svg_png_and_csv(drawn):
 def test_labels_have_the_name_of_the_run_and_stay_text(tmp_path):
     name = "_$x^$<script>&"
     made = draw_figures(ReportData([run(*LOG[:5], name=name), run(*LOG[:5], name="other")]), tmp_path)
-    [svg] = [figure.svg for figure in made]
+    [svg] = [svg for _, svg in made]
     names = list(plots_of(run(*trials("pose", 256, 5, 10, task="../../evil"))))
     assert all(re.fullmatch(r"[\w-]+", name) for name in names)
     assert "<script" not in svg
@@ -74,7 +74,7 @@ def test_a_repeated_step_and_equal_coverage_of_two_runs_count_once():
 def test_ruler_has_averages_and_a_heat_map_of_tasks(tmp_path):
     tasks = ("vt", "niah_multikey_1:keys=8,values=2")
     folder = run(*(RulerRecord("m", task, n, 0, 0, True, "float32", "d", score=0.5) for task in tasks for n in WINDOWS))
-    assert "ruler-tasks" in [figure.name for figure in draw_figures(ReportData([folder]), tmp_path)]
+    assert "ruler-tasks" in [plot.name for plot, _ in draw_figures(ReportData([folder]), tmp_path)]
     plots = plots_of(folder)
     assert [row[1] for row in plots["ruler"].data] == list(WINDOWS)
     assert {row[4] for row in plots["ruler-tasks"].data} == {0.5}

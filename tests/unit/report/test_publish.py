@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run" / "model"
     llama(64).save_pretrained(folder)
     Origin("nano", 64, Data()).write(folder)
-    write_card(folder, title="tiny", headline="Reads", facts={}, base="nano")
+    write_card(folder, ReportData([]), "tiny", {}, "nano")
     (folder / ".hidden").write_text("a secret")
     (folder.parent / "recipe.yaml").write_text("")
     return folder.parent
@@ -97,7 +97,7 @@ def adapter(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     lora.save_adapter(model, folder, str(base), None)
     Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base))).write(folder)
-    write_card(folder, title="tiny", headline="Reads", facts={})
+    write_card(folder, ReportData([]), "tiny", {})
     return folder
 
 
@@ -145,20 +145,18 @@ def model(tmp_path):
     return tmp_path
 
 
-def card_of(model, **changes) -> str:
-    facts = {"method": "pose", "text": "a <b>"}
-    write_card(
-        model, **{"title": "nano, extended", "headline": "Reads 2,048 tokens", "facts": facts, "data": DATA, **changes}
-    )
-    return (model / "README.md").read_text()
-
-
 def test_a_card_has_its_table_and_figure_and_is_inert(model, tmp_path) -> None:
     figure = tmp_path / "figures.png"
     figure.write_bytes(b"png")
-    text = card_of(model, title="R&D [7B]", warning="It costs <a lot>.", figure=figure)
+    write_card(model, DATA, "R&D [7B]", {"text": "a <b>"}, figure=figure)
+    text = (model / "README.md").read_text()
     assert "| PoSE | 15.3 | 15.0 | 15.2 | 15.4 | 100% | 100% | 99% | 98% |" in text
-    for part in ("\n# R&amp;D &#91;7B]\n", "&lt;a lot&gt;", "a &lt;b&gt;", "AutoModelForCausalLM.from_pretrained"):
+    for part in (
+        "\n# R&amp;D &#91;7B]\n",
+        "\nReads 2,048 tokens",
+        "a &lt;b&gt;",
+        "AutoModelForCausalLM.from_pretrained",
+    ):
         assert part in text
     assert ModelCard.load(model / "README.md").data.model_name == "R&D [7B]"
     assert (model / "figures.png").read_bytes() == b"png"
@@ -168,7 +166,7 @@ def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch,
     base = tmp_path_factory.mktemp("base")
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     monkeypatch.setattr("skipwise.report.sharing.try_to_load_from_cache", lambda *_: str(base / "README.md"))
-    card_of(model, base="owner/base")
+    write_card(model, DATA, "nano, extended", {}, "owner/base")
     data = ModelCard.load(model / "README.md").data
     assert (data.base_model, data.license, data.pipeline_tag) == ("owner/base", "apache-2.0", "text-generation")
     measured = {(r.metric_name, r.metric_value) for r in data.eval_results}

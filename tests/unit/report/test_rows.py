@@ -70,17 +70,17 @@ def test_every_number_has_its_formula(tmp_path) -> None:
     assert last.gain.mean == pytest.approx((total(short, 5) - total(whole, 5)) / (6 * 1024))
     assert last.excess.mean == pytest.approx((total(whole, 5) - total(base, 5)) / (6 * 1024))
     assert [b.gain is None for b in one.buckets] == [True] * 3 + [False] * 3  # none inside the original length
-    assert one.cost.loss.mean == pytest.approx((total(short) - total(base)) / (6 * 2047))
+    assert one.cost.mean == pytest.approx((total(short) - total(base)) / (6 * 2047))
     hits = total(short, what="hits") - total(base, what="hits")
-    assert one.cost.accuracy.mean == pytest.approx(hits / (6 * 2047))
+    assert one.accuracy.mean == pytest.approx(hits / (6 * 2047))
     assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
 
 
 @pytest.mark.parametrize(("more", "warned"), [(0.02, False), (COST_LIMIT + 0.01, True)])
 def test_a_high_cost_has_a_warning(more, warned) -> None:
     one = judged(*readings("original", 256, 15.0), *readings("pose", 256, 15.0 * math.exp(more)))
-    assert one.cost.loss.mean == pytest.approx(more)
-    assert bool(one.cost.warning) is warned
+    assert one.cost.mean == pytest.approx(more)
+    assert bool(one.warning) is warned
     assert one.effective.claimed(256) is None  # no passkey was asked
 
 

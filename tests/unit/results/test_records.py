@@ -8,7 +8,6 @@ import pytest
 from skipwise.errors import RunError
 from skipwise.results.records import (
     BenchmarkRecord,
-    CostRecord,
     CoverageRecord,
     Measured,
     ReadingRecord,
@@ -28,9 +27,8 @@ COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.
 BENCHMARK = BenchmarkRecord(
     "pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 4, 0.5, None, 1.0, "0110", "a5"
 )  # fmt: skip
-COST = CostRecord("pose", 512, 256, 2, [0.3, 0.1], 2000, 1000, "cpu", "f05")
 RULER = RulerRecord("pose", "vt:hops=2", 512, 0, 3, True, "float32", "cd", 505, None, 0.5, "a b", 0.5)
-EVERY_KIND = [TRAINING, READING, TRIAL, RULER, COVERAGE, BENCHMARK, replace(BENCHMARK, scores=[0.5, 0.25]), COST]
+EVERY_KIND = [TRAINING, READING, TRIAL, RULER, COVERAGE, BENCHMARK, replace(BENCHMARK, scores=[0.5, 0.25])]
 
 
 @pytest.fixture
