@@ -99,7 +99,7 @@ def main() -> None:
         {
             "model": "nano",
             "target": "128k",
-            "method": "skipwise",
+            "method": "pose",
             "train_length": window,
             "training": {"max_steps": given.steps, "global_batch_size": given.windows, "gradient_checkpointing": True},
         },
