@@ -206,7 +206,7 @@ class Judgement:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences below the headline: the next length, RULER's rule and score against the base, the cost."""
+        """Sentences below the headline: the next length, doubt, RULER's rule and score against the base, the cost."""
         ruler, cost = [self.ruler.text] if self.ruler else [], ""
         if self.ruler_difference:
             length, change = self.ruler_difference
@@ -223,7 +223,7 @@ class Judgement:
             )
         elif self.row.sliding:
             cost = "The cost of the extension is unknown, because its base was not measured."
-        return [text for text in (self.effective.next, " ".join(ruler), cost) if text]
+        return [text for text in (self.effective.next, self.effective.doubt, " ".join(ruler), cost) if text]
 
     @property
     def warning(self) -> str:

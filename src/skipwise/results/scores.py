@@ -1,8 +1,8 @@
 """Verdicts on a model: its effective length, its scores in RULER, and in the benchmarks of PoSE's paper.
 
 The effective length has one rule for reports, ``evaluate`` and model cards. A length passes if the passkeys are found, and
-if far positions are predicted no worse than the base predicts the same tokens inside its own window. A condition is undecided if its 95%
-interval crosses its limit: too little was measured.
+if far positions are predicted no worse than the base predicts the same tokens inside its own window. The estimates decide; where
+a 95% interval crosses its limit, ``doubt`` has the number of prompts that would settle it.
 
 RULER's scores are shares from 0 to 1, averaged over tasks. The average of a length is over the tasks measured at every length,
 so averages of several lengths compare. Benchmark scores are in per cent (the paper's Table 3).
@@ -206,12 +206,14 @@ def average(scores: Mapping[str, Score]) -> Score | None:
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """The effective length, and the measurement at the first length that did not pass."""
+    """The longest length that passes by the estimates, and what stopped it."""
 
     tokens: int  # the longest length at which this and every shorter tested length passes, or 0
     rule: str  # in words, with its numbers
+    found: tuple[int, int] | None = None  # passkeys at ``tokens``: found, all
     next: str = ""  # measured at the next length; empty if all tested lengths passed
-    unknown: bool = False  # whether the next length is undecided
+    doubt: str = ""  # what would settle intervals that cross their limit
+    unknown: bool = False  # whether a condition was not measured at the next length
     base_fails: str = ""  # the base's share inside its own window, if that is too small
 
     def claimed(self, original: int | None) -> int | None:
@@ -220,18 +222,17 @@ class EffectiveLength:
 
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
-        times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
         inside, short = self.tokens <= (original or 0), bool(target and self.tokens < target)
         if self.claimed(original) is None or (inside and not self.next and target != original):
             text = "Too little was measured for a verdict"
-        elif not self.tokens:
+        elif not self.tokens or not self.found:
             text = "Not extended: it fails the rule at the shortest length that was tested"
         elif inside:
             text = f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
-        elif self.unknown or (short and not self.next):
-            text = f"Reads at least {self.tokens:,} tokens{times}; too little was measured for more"
         else:
-            text = f"Reads {self.tokens:,} tokens{times}{f', short of its target {target:,}' if short else ''}"
+            times = f", {self.tokens / original:.3g} times its original window" if original else ""
+            text = f"Reads {self.tokens:,} tokens{times}: {_share(*self.found)} of passkeys found there"
+            text += "; nothing longer was measured" if short and not self.next else ""
         return "; ".join(filter(None, [text, self.base_fails]))
 
 
@@ -247,50 +248,61 @@ def effective_length(
     ``control``. If the base fails inside its own window, its share of passkeys sets the limit.
     """
     needed, of_base, base_fails = FOUND, "", ""
-    if own and wilson_interval(*own[1:])[1] < FOUND:
-        share = own[1] / own[2]
+    if own and (share := own[1] / own[2]) < FOUND:
         base_fails = f"the base itself finds {share:.0%} of the passkeys in {own[0]:,} tokens"
         if share:
             needed, of_base = FOUND * share, f" ({FOUND:.0%} of the share that the base finds at {own[0]:,} tokens)"
     rule = (
         f"The longest tested length such that, at it and at every shorter one, at least {needed:.0%} of the passkeys"
         f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
-        f"that of {control} on the same tokens. The whole 95% interval must lie on that side."
+        f"that of {control} on the same tokens."
     )
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
     if missing := [name for name, known in (("passkeys", passkeys), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     if base_fails and not of_base:  # any model would pass
         return reads(0, next="Passkeys decide nothing, because the base finds none of them.", unknown=True)
-    reached, lengths = 0, sorted({*passkeys, *excess})
-    for length in lengths:
-        verdicts = [_judge_passkeys(*passkeys[length], needed)] if length in passkeys else []
-        verdicts += [_judge_loss(excess[length])] if length in excess else []
-        if failures := [why for passes, why in verdicts if passes is False]:
-            return reads(reached, next=f"At {length:,} tokens it fails: {'; '.join(failures)}.")
-        if undecided := [why for passes, why in verdicts if passes is None]:
-            why = f"At {length:,} tokens too little was measured: {'; '.join(undecided)}."
-            return reads(reached, next=why, unknown=True)
-        if len(verdicts) == 2:  # a length with one measurement is not reached
-            reached = length
-    if beyond := [length for length in lengths if length > reached]:
-        other = "loss" if beyond[0] in passkeys else "passkeys"
-        why = f"At {beyond[0]:,} tokens too little was measured: {other} not measured."
-        return reads(reached, next=why, unknown=True)
-    return reads(reached)
+    reached, prompts, documents = 0, 0, False
+    for length in sorted({*passkeys, *excess}):
+        failures = []
+        if length in passkeys:
+            prompts = max(prompts, prompts_to_settle(*passkeys[length], needed))
+            if passkeys[length][0] < needed * passkeys[length][1]:
+                failures.append(f"{_share(*passkeys[length])} of passkeys are found, {needed:.0%} needed")
+        if length in excess:
+            loss = excess[length]
+            documents |= not (loss.high <= EXCESS or loss.low > EXCESS)
+            if not loss.mean <= EXCESS:
+                failures.append(f"the loss is {loss} nats above the control, {EXCESS:.3f} allowed")
+        reads = partial(reads, tokens=reached, found=passkeys.get(reached), doubt=_doubt(prompts, documents))
+        if failures:
+            return reads(next=f"At {length:,} tokens {'; '.join(failures)}.")
+        if length not in passkeys or length not in excess:
+            other = "loss" if length in passkeys else "passkeys"
+            return reads(next=f"At {length:,} tokens {other} was not measured.", unknown=True)
+        reached = length
+    return reads(tokens=reached, found=passkeys[reached], doubt=_doubt(prompts, documents))
 
 
-def _judge_passkeys(hits: int, trials: int, needed: float) -> tuple[bool | None, str]:
-    """Return whether enough passkeys are found, None if undecided, and the numbers."""
+def prompts_to_settle(hits: int, trials: int, needed: float) -> int:
+    """Return how many prompts would put the whole interval on one side, at the same share; 0 if these do, at most 10,000."""
+
+    def decided(count: int) -> bool:
+        found = hits * count / trials
+        low, high = wilson_interval(math.floor(found) if hits >= needed * trials else math.ceil(found), count)
+        return low >= needed or high < needed
+
+    return 0 if decided(trials) else next((n for n in range(trials, 10_000) if decided(n)), 10_000)
+
+
+def _doubt(prompts: int, documents: bool) -> str:
+    """Return what would settle intervals that cross their limit, in a sentence; empty if none does."""
+    needs = [f"{prompts:,} prompts of each length"] if prompts else []
+    needs += ["more documents"] if documents else []
+    return f"The 95% intervals allow another verdict: {' and '.join(needs)} would settle it." if needs else ""
+
+
+def _share(hits: int, trials: int) -> str:
+    """Return a share with its interval, e.g. 98% (90 to 100%)."""
     low, high = wilson_interval(hits, trials)
-    passes = True if low >= needed else False if high < needed else None
-    advice = "; ask for more prompts" if passes is None else ""
-    numbers = f"{hits} of {trials} passkeys found, 95% interval {low:.0%} to {high:.0%}, {needed:.0%} needed"
-    return passes, numbers + advice
-
-
-def _judge_loss(excess: Interval) -> tuple[bool | None, str]:
-    """Return whether the loss is low enough, None if undecided, and the numbers."""
-    passes = True if excess.high <= EXCESS else False if excess.low > EXCESS or math.isnan(excess.mean) else None
-    advice = "; read more documents" if passes is None else ""
-    return passes, f"loss {excess} nats above the control, {EXCESS:.3f} allowed{advice}"
+    return f"{hits / trials:.0%} ({100 * low:.0f} to {high:.0%})"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from skipwise.results.records import BenchmarkRecord, RulerRecord
-from skipwise.results.scores import EXCESS, difference, effective_length, ruler_length, scores_of
+from skipwise.results.scores import EXCESS, difference, effective_length, prompts_to_settle, ruler_length, scores_of
 from skipwise.results.statistics import Interval, wilson_interval
 
 
@@ -102,22 +102,22 @@ ALL, MOST, HALF = (100, 100), (97, 100), (50, 100)
         ({256: ALL, 512: MOST}, {256: GOOD, 512: GOOD}, 512, False),
         ({256: ALL, 512: HALF, 1024: ALL}, {256: GOOD, 512: GOOD, 1024: GOOD}, 256, False),
         ({256: ALL, 512: ALL}, {256: GOOD, 512: BAD}, 256, False),
-        ({256: (9, 10)}, {256: GOOD}, 0, True),
-        ({256: ALL}, {256: ONE_DOCUMENT}, 0, True),
         ({256: ALL}, {256: NOT_A_NUMBER}, 0, False),
         ({256: ALL, 512: ALL}, {256: GOOD}, 256, True),
         ({256: ALL}, {256: GOOD, 512: GOOD}, 256, True),
         ({256: ALL}, {}, 0, True),
-        # The far end of the interval decides: of 100 passkeys 96 are enough, whose low end is 90.2%; of 95 it is 88.8%.
-        ({8: (96, 100)}, {8: GOOD}, 8, False),
-        ({8: (95, 100)}, {8: GOOD}, 0, True),
-        ({8: ALL}, {8: Interval(0.0, -1.0, EXCESS)}, 8, False),
-        ({8: ALL}, {8: Interval(0.0, -1.0, EXCESS + 1e-6)}, 0, True),
+        # The estimate decides, however wide its interval.
+        ({8: (9, 10)}, {8: GOOD}, 8, False),
+        ({8: (89, 100)}, {8: GOOD}, 0, False),
+        ({8: ALL}, {8: ONE_DOCUMENT}, 8, False),
+        ({8: ALL}, {8: Interval(EXCESS, -1.0, 1.0)}, 8, False),
+        ({8: ALL}, {8: Interval(EXCESS + 1e-6, -1.0, 1.0)}, 0, False),
     ],
 )
 def test_the_longest_length_at_which_this_and_all_shorter_pass(found, excess, tokens, unknown) -> None:
     reads = effective_length(found, excess, "its base")
     assert (reads.tokens, reads.unknown) == (tokens, unknown)
+    assert reads.found == (found[tokens] if tokens else None)
     assert bool(reads.next) is (unknown or tokens < max(found))
 
 
@@ -125,13 +125,25 @@ def test_the_longest_length_at_which_this_and_all_shorter_pass(found, excess, to
     ("own", "hits", "tokens", "unknown"),
     [
         ((8, 97, 100), 50, 0, False),
-        ((8, 85, 100), 85, 0, True),  # 85 of 100 may be 90%
-        ((8, 50, 100), 50, 0, True),
-        ((8, 50, 100), 56, 16, False),
+        ((8, 85, 100), 76, 0, False),
+        ((8, 85, 100), 77, 16, False),  # nine tenths of 85 are 76.5
         ((8, 0, 100), 99, 0, True),  # any model would pass
     ],
 )
 def test_where_the_base_fails_in_its_own_window_it_is_the_measure(own, hits, tokens, unknown) -> None:
-    """Nine tenths of what it finds are needed, by the far end of the interval as ever: 56 of 100 are at least 46%."""
     reads = effective_length({8: (hits, 100), 16: (hits, 100)}, {8: GOOD, 16: GOOD}, "its base", own)
     assert (reads.tokens, reads.unknown) == (tokens, unknown)
+
+
+@pytest.mark.parametrize(
+    ("hits", "trials", "prompts"), [(50, 50, 0), (40, 50, 0), (4, 4, 35), (48, 50, 99), (45, 50, 10_000)]
+)
+def test_as_many_prompts_as_settle_a_share(hits: int, trials: int, prompts: int) -> None:
+    assert prompts_to_settle(hits, trials, 0.9) == prompts
+    assert bool(effective_length({8: (hits, trials)}, {8: GOOD}, "its base").doubt) is (prompts > 0)
+
+
+def test_one_document_is_in_doubt_and_two_lengths_need_the_larger_number() -> None:
+    assert effective_length({8: ALL}, {8: ONE_DOCUMENT}, "its base").doubt
+    reads = effective_length({8: (4, 4), 16: (48, 50)}, {8: GOOD, 16: GOOD}, "its base")
+    assert "99 prompts" in reads.doubt
