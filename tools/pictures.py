@@ -30,7 +30,7 @@ STAGES = [
 BUCKETS = [8, 16, 32, 64, 128]
 SMOLLM2 = {
     "trained under YaRN": ("untrained", [20.0, 22.8, 29.9, 43.4, 59.3]),
-    "trained under a fit, the default": ("pose", [17.0, 13.8, 17.1, 18.4, 20.0]),
+    "trained under fitted settings": ("pose", [17.0, 13.8, 17.1, 18.4, 20.0]),
     "original, in windows of 8k": ("original", [18.6, 15.1, 18.7, 18.5, 18.3]),
 }
 

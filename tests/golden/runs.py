@@ -69,7 +69,7 @@ def _extend(out: str, sections: dict[str, dict[str, object]], *more: str) -> lis
 
 # The words of each command, and the one whose files it reads.
 COMMANDS: dict[str, tuple[list[object], str | None]] = {
-    "extend": (_extend("demo", DEMO), None),
+    "extend": (_extend("demo", DEMO, "interpolation=yarn"), None),
     "extend, best step": (_extend("best", BEST, "target=512", "interpolation=linear"), None),
     "evaluate": (["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"], "extend"),
     "report": (["report", "evaluation", "--out", "report"], "evaluate"),

@@ -130,8 +130,8 @@ def _read_recipe(source: str | Path) -> dict[str, Any]:
 def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return the recipe ``base`` with ``changes``.
 
-    A finished run's file has every setting. Another method replaces the settings of the old one; LoRA turned on or off
-    replaces the old default of the learning rate.
+    A finished run's file has every setting. Another method or interpolation replaces the settings of the old one; LoRA turned
+    on or off replaces the old default of the learning rate.
     """
     base = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
     lora, training = base.get("lora"), base.get("training")
@@ -143,6 +143,8 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             for section, keys in settings.items():
                 if isinstance(base.get(section), dict):
                     base[section] = {key: value for key, value in base[section].items() if key not in keys}
+    if changes.get("interpolation", base.get("interpolation")) != base.get("interpolation"):
+        base.pop("rope", None)
     return merged(base, changes)
 
 

@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given, strategies as st
 
 from skipwise.errors import RecipeError
+from skipwise.method.interpolation import DEFAULTS
 from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes, read_text, to_text
 from skipwise.recipes.schema import Recipe
 
@@ -138,3 +139,9 @@ def test_a_secret_is_refused_and_not_repeated(changes: dict[str, Any], tmp_path:
     for said in (message(changes=changes), message(tmp_path / "r.yaml"), str(caught.value)):
         assert "HF_TOKEN" in said
         assert "hf_mine" not in said
+
+
+def test_another_interpolation_drops_the_settings_of_the_recipes_own() -> None:
+    assert load_recipe("nano").rope.power
+    assert load_recipe("nano", {"interpolation": "yarn"}).rope.settings == DEFAULTS
+    assert load_recipe("nano", {"interpolation": "power"}).rope == load_recipe("nano").rope
