@@ -81,8 +81,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
     start of a new packed document and cuts attention there.
 
-    In an example of several packed conversations the mask has the number of each token's conversation, of which ``collate``
-    makes a mask that keeps them apart.
+    In an example of several packed conversations the mask has the number of each token's conversation; ``collate`` makes a
+    mask from it that keeps them apart.
 
     Example::
 

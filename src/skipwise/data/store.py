@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -338,18 +339,14 @@ def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
             )
 
     def pieces(text: str) -> Iterator[Ids]:
-        begin, size = 0, _LONG // 16
-        while begin < len(text):
-            batch: list[str] = []
-            while begin < len(text) and len(batch) < 16:
-                end = (
-                    len(text)
-                    if len(text) - begin <= size
-                    else text.rfind("\n", begin, begin + size) + 1 or begin + size
-                )
-                batch.append(text[begin:end])
-                begin = end
-            yield from (e.ids for e in backend.encode_batch_fast(batch, add_special_tokens=False))
+        cuts = [0]
+        while (begin := cuts[-1]) < len(text):
+            stop = begin + _LONG // 16
+            cuts.append(len(text) if stop >= len(text) else text.rfind("\n", begin, stop) + 1 or stop)
+        parts = [text[begin:end] for begin, end in pairwise(cuts)]
+        for first_part in range(0, len(parts), 16):  # a batch keeps every core busy
+            batch = backend.encode_batch_fast(parts[first_part : first_part + 16], add_special_tokens=False)
+            yield from (encoding.ids for encoding in batch)
 
     return encode
 

@@ -216,7 +216,7 @@ def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
 
 
 def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:
-    """Load the whole model, of which the processes hold shards, from the last checkpoint into CPU memory."""
+    """Load the whole model from the last checkpoint into CPU memory; the processes hold shards of it."""
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = prepared.recipe.lora

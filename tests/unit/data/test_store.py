@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from skipwise.data import store as store_module
 from skipwise.data.store import (
@@ -301,8 +302,11 @@ def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, wh
 @given(st.text("ab \n", min_size=33, max_size=400))
 def test_a_long_text_is_encoded_in_pieces(text: str) -> None:
     tokenizer = load_tokenizer("nano")
+    around = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    tokenizer.backend_tokenizer.post_processor = around
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "_LONG", 32)
         short, long = store_module.text_encoder(tokenizer)(["ab", text])
     assert list(short) == tokenizer("ab")["input_ids"]
     assert tokenizer.decode(long) == tokenizer.decode(tokenizer(text)["input_ids"])
+    assert [place for place, token in enumerate(long) if token == 0] == [0]  # special tokens once
