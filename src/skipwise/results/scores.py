@@ -24,6 +24,7 @@ _ALL_TASKS = 13
 THRESHOLD = 0.856  # Llama-2-7B's score at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
 FOUND = 0.9  # the share of passkeys that must be found
 EXCESS = math.log(1.05)  # nats per token: 5% in perplexity
+_MOST_PROMPTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -285,19 +286,22 @@ def effective_length(
 
 
 def prompts_to_settle(hits: int, trials: int, needed: float) -> int:
-    """Return how many prompts would put the whole interval on one side, at the same share; 0 if these do, at most 10,000."""
+    """Return how many prompts would put the whole interval on one side, at the same share; 0 if these do."""
 
     def decided(count: int) -> bool:
         found = hits * count / trials
         low, high = wilson_interval(math.floor(found) if hits >= needed * trials else math.ceil(found), count)
         return low >= needed or high < needed
 
-    return 0 if decided(trials) else next((n for n in range(trials, 10_000) if decided(n)), 10_000)
+    return 0 if decided(trials) else next((n for n in range(trials, _MOST_PROMPTS) if decided(n)), _MOST_PROMPTS)
 
 
 def _doubt(prompts: int, documents: bool) -> str:
     """Return what would settle intervals that cross their limit, in a sentence; empty if none does."""
-    needs = [f"{prompts:,} prompts of each length"] if prompts else []
+    count = (
+        f"{prompts:,}" if prompts < _MOST_PROMPTS else "thousands of"
+    )  # or none, where the share is the limit itself
+    needs = [f"{count} prompts of each length"] if prompts else []
     needs += ["more documents"] if documents else []
     return f"The 95% intervals allow another verdict: {' and '.join(needs)} would settle it." if needs else ""
 
