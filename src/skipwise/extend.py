@@ -156,9 +156,9 @@ def _record_coverage(prepared: PreparedRun, results: Results) -> None:
     lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window
         return
-    original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="no_skip")
-    curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else display_name(rule.scheme)
-    curves = [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
+    curves = [CoverageRecord.of(coverage(*lengths, rule.rules, scheme=rule.scheme), label)]
+    if (original := prepared.extension.rope.original_length) < lengths[1]:
+        curves = [CoverageRecord.of(coverage(original, lengths[1], scheme="no_skip"), "original"), *curves]
     known = {record.label for record in results.records if isinstance(record, CoverageRecord)}
     results.append(*(record for record in curves if record.label not in known))

@@ -121,6 +121,21 @@ def test_stock_transformers_loads_the_same_model(finished: Path) -> None:
     assert AutoTokenizer.from_pretrained(finished / "model").model_max_length == 2048
 
 
+def test_a_short_training_keeps_the_window_and_the_rope(finished: Path, files, monkeypatch, tmp_path) -> None:
+    long, out = finished / "model", tmp_path / "kept"
+    few = {"target": "window", "train_length": 256, "training.max_steps": 1, "evaluation.windows": "null"}
+    run(monkeypatch, *command(long, files[1], out, **few))
+    facts, rope = read_json(out / "run.json")["model"], read_json(long / "config.json")["rope_parameters"]
+    assert (facts["original_length"], facts["target_length"], facts["interpolation"]) == (2048, 2048, "kept")
+    assert (
+        read_json(out / "model" / "config.json")["rope_parameters"].items() >= rope.items()
+    )  # transformers adds the older name
+    windows = [(r.arm, r.window) for r in of_kind(out, ReadingRecord) if r.data != OTHER_TEXT]
+    assert dict.fromkeys(windows) == dict.fromkeys(
+        (arm, w) for arm in ("original", "pose") for w in (256, 512, 1024, 2048)
+    )
+
+
 def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsys, tmp_path) -> None:
     before = (finished / "results.jsonl").read_bytes()
     refused(monkeypatch, capsys, *command(*files, finished))

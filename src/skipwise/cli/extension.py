@@ -149,7 +149,7 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     from skipwise.recipes.loading import load_recipe, parse_changes
 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
-    if source is None:
+    if source is None and changes.get("target") != "window":  # their recipes have an interpolation
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings

@@ -286,7 +286,7 @@ def plan_evaluation(
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
     rule = specification_of(recipe, original, target, "float32")
-    arms, steps = recipe.evaluation.models, recipe.measured_steps
+    arms, steps = rule.models, recipe.measured_steps
     document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(rule.texts)
     readings = Counter({length: len(arms) * texts * rule.documents for length in rule.windows})
     if "original" in arms and original <= rule.windows[-1] and original not in readings:

@@ -270,11 +270,15 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
 
 
 def specification_of(recipe: Recipe, original: int, target: int, precision: str) -> Specification:
-    """Resolve a recipe's section ``evaluation``."""
+    """Resolve a recipe's section ``evaluation``; a kept window is measured from the training's length on."""
+    given = recipe.evaluation.model_dump()
+    if original == target:
+        given["windows"] = given["windows"] or doubled_windows(recipe.train_length_of(original), target)
+        given["models"] = [name for name in given["models"] if name != "untrained"]
     return specify(
         original,
         target,
-        **recipe.evaluation.model_dump(),
+        **given,
         texts=[other_source(recipe.data, source) for source in recipe.measured_sources],
         windows_per_document=2,
         seed=recipe.seed,

@@ -24,7 +24,7 @@ from skipwise.evaluation.specification import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
-from skipwise.method.lengths import SHORT_WINDOW, format_length
+from skipwise.method.lengths import SHORT_WINDOW, WINDOW, format_length
 from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies
@@ -230,7 +230,7 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
     the window on, and takes YaRN below and where no fit can be made. A path is that of a ``fit.json``. A run that is resumed
     keeps its fit.
     """
-    if not recipe.is_fitted:
+    if not recipe.is_fitted or recipe.target == WINDOW:
         return recipe, None
     with processes.together():
         extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from skipwise.errors import ModelError, library_errors
+from skipwise.errors import ModelError, RecipeError, library_errors
 from skipwise.method.interpolation import DEFAULTS, Rope, RopeSettings, frequencies, rope_parameters
-from skipwise.method.lengths import LONGEST, parse_length
+from skipwise.method.lengths import LONGEST, WINDOW, parse_length
 from skipwise.model.config import (
     FULL,
     head_size,
     original_length as stated_length,
+    reach_of,
     read_origin,
     rope_of,
     rotated_dims,
@@ -28,6 +29,7 @@ from skipwise.model.config import (
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 
+KEPT = "kept"  # the interpolation of a model that keeps its window: its RoPE, scaled or not, stays
 _FITTED_FROM = 8  # times the original length (docs/method.md)
 _REPLACEABLE = ("linear", "yarn", "llama3", "longrope", "dynamic")  # scalings
 
@@ -38,7 +40,7 @@ class Extension:
 
     rope: Rope  # unscaled, with the original length
     target_length: int  # L_t in tokens
-    interpolation: str  # a name of ``skipwise.method.interpolation.INTERPOLATIONS``
+    interpolation: str  # a name of ``skipwise.method.interpolation.INTERPOLATIONS``, or ``KEPT``
     settings: RopeSettings = DEFAULTS
 
     def __repr__(self) -> str:
@@ -70,7 +72,8 @@ def plan_extension(
 
     Args:
         config: the config of any model with ``rope_parameters``.
-        target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original length.
+        target_length: L_t in tokens, as 32768 or "32k"; "window": the model's own, and its RoPE stays; default: 8 times the
+            original length.
         original_length: L_o, if the config does not have the right one.
         interpolation: a name of ``skipwise.method.interpolation.INTERPOLATIONS``; it replaces a scaling that the config already has.
             Default: ``none``, and a config with a scaling is refused.
@@ -86,6 +89,15 @@ def plan_extension(
     settings = load_recipe(None, {"interpolation": name, "rope": dict(rope or {})}).rope.settings
     current = rope_of(config)
     stated = original = stated_length(config)
+    if target_length == WINDOW:
+        if interpolation is not None or settings != DEFAULTS:
+            raise RecipeError(
+                f"target {WINDOW} keeps the model's RoPE, and interpolation {name} replaces it. Leave interpolation and rope "
+                "out, or give a length as the target"
+            )
+        window = reach_of(config) if current.get("rope_type") == "yarn" else config.max_position_embeddings
+        window = parse_length(original_length or window or stated)
+        return Extension(Rope(float(current["rope_theta"]), rotated_dims(config, current), window), window, KEPT)
     _check_scaling(current, stated, replaced=interpolation is not None)
     if original_length is not None:
         original, longest = parse_length(original_length), max(stated, config.max_position_embeddings)
@@ -98,7 +110,7 @@ def plan_extension(
     if not original < target <= LONGEST:
         raise ModelError(
             f"target {target:,} must exceed the {original:,} tokens that the model reads already, and be at most {LONGEST:,}. "
-            "Give another target, or original_length if the model reads less"
+            f"Give another target, {WINDOW} to keep that window, or original_length if the model reads less"
         )
     if slides(config) and not slides_in_some(config) and config.sliding_window < target:
         raise ModelError(
@@ -117,6 +129,14 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
     ``fitted`` is planned as ``power`` before the fit. ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
     """
     origin, automatic = read_origin(recipe.model), recipe.interpolation == AUTO
+    if recipe.target == WINDOW:
+        return plan_extension(
+            config,
+            target_length=WINDOW,
+            original_length=recipe.original_length,
+            interpolation=None if automatic else recipe.interpolation,
+            rope=recipe.rope.model_dump(),
+        )
     name = "power" if recipe.is_fitted else recipe.interpolation
     extension = plan_extension(
         config,
@@ -141,7 +161,9 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
-    """Write the interpolation into ``config``; the rotated share of each head stays."""
+    """Write the interpolation into ``config``; the rotated share of each head stays, and all of it if the window is kept."""
+    if extension.interpolation == KEPT:
+        return
     kept = {key: value for key, value in rope_of(config).items() if key == "partial_rotary_factor"}
     new = kept | rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
     config.rope_parameters = {**config.rope_parameters, FULL: new} if FULL in config.rope_parameters else new
@@ -151,12 +173,11 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
 
 
 def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
-    """Require every rotary buffer to be float32 and within 1e-6 of the formula.
+    """Require every rotary buffer to be float32 and within 1e-6 of the formula; a kept RoPE has none of ours.
 
     A model cast with ``.to(bfloat16)`` fails: its rounded frequencies are off by 2.5 rad at position 2,047.
     """
     name, factor = extension.interpolation, extension.factor
-    expected, attention_factor = frequencies(name, extension.rope, factor, extension.settings)
     rotary = list(_rotary_modules(model))
     if not rotary:
         raise ModelError("the model has no rotary frequencies (inv_freq). PoSE needs rotary position embeddings")
@@ -166,6 +187,9 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
             raise ModelError(
                 f"rotary frequencies are {inv_freq.dtype}, which rounds positions. Load the model with dtype= instead of casting it"
             )
+        if name == KEPT:
+            continue
+        expected, attention_factor = frequencies(name, extension.rope, factor, extension.settings)
         actual = inv_freq.detach().cpu().numpy().astype(np.float64)
         scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
         close = actual.shape == expected.shape and np.allclose(actual, expected, rtol=1e-6, atol=0)

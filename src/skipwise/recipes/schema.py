@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from skipwise.errors import one_of
 from skipwise.method import interpolation
-from skipwise.method.lengths import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW, parse_length
+from skipwise.method.lengths import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW, WINDOW, parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.names import expanded, refuse_secrets
 
@@ -54,6 +54,7 @@ _ONCE = AfterValidator(lambda values: list(dict.fromkeys(values)))
 Tokens = Annotated[int, BeforeValidator(parse_length), Field(gt=0)]
 Length = Annotated[Tokens, Field(le=LONGEST)]
 Lengths = Annotated[list[Length], Field(min_length=1), _ONCE]
+Target = Annotated[int | str, BeforeValidator(lambda value: value if value == WINDOW else parse_length(value))]
 Name = Annotated[
     str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name), AfterValidator(expanded)
 ]
@@ -199,7 +200,9 @@ class Recipe(Section):
     """One extension: a model, a target length, the method and the text."""
 
     model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
-    target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
+    target: Target | None = Field(
+        None, description="target length L_t [8 times the original]; window: keep the model's own"
+    )
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
     interpolation: Annotated[str, AfterValidator(_interpolation)] = Field(

@@ -36,7 +36,7 @@ from skipwise.model.config import (
     resolve,
     write_seal,
 )
-from skipwise.model.extension import Extension
+from skipwise.model.extension import KEPT, Extension
 from skipwise.recipes.names import display_name, expanded, model_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.numbers import TRACKED, ReportData
@@ -69,6 +69,9 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
     }
     title = f"{name}, extended from {original:,} to {extension.target_length:,} tokens"
+    if extension.interpolation == KEPT:
+        about["interpolation"] = "none; the RoPE is the base's"
+        title = f"{name}, trained on short windows; its {original:,} tokens are kept"
     write_card(run.model, ReportData([measured]), title, about, recipe.model, run.figures / "perplexity.png")
 
 

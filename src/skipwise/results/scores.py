@@ -216,6 +216,7 @@ class EffectiveLength:
     doubt: str = ""  # what would settle intervals that cross their limit
     unknown: bool = False  # whether a condition was not measured at the next length
     base_fails: str = ""  # the base's share inside its own window, if that is too small
+    own: tuple[int, int, int] | None = None  # the base's passkeys there: length, found, all
 
     def claimed(self, original: int | None) -> int | None:
         """Return the claimed length in tokens, 0 for a model that fails; None if undecided."""
@@ -224,6 +225,12 @@ class EffectiveLength:
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
         inside, short = self.tokens <= (original or 0), bool(target and self.tokens < target)
+        if self.own and target == original and self.claimed(original) is not None:
+            length, *before = self.own
+            if not self.tokens or not self.found:
+                return "The window is lost: it fails the rule at the shortest length that was tested"
+            of, then = (f" of its {target:,}", "") if short else ("", f", {_share(*before)} before")
+            return f"Keeps {self.tokens:,}{of} tokens: {_share(*self.found)} of passkeys found there{then if length == self.tokens else ''}"
         if self.claimed(original) is None or (inside and not self.next and target != original):
             text = "Too little was measured for a verdict"
         elif not self.tokens or not self.found:
@@ -258,7 +265,7 @@ def effective_length(
         f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
         f"that of {control} on the same tokens."
     )
-    reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
+    reads = partial(EffectiveLength, rule=rule, base_fails=base_fails, own=own)
     if missing := [name for name, known in (("passkeys", passkeys), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     if base_fails and not of_base:  # any model would pass

@@ -22,7 +22,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
 from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
-from skipwise.model.extension import Extension, extension_of
+from skipwise.model.extension import KEPT, Extension, extension_of
 from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
 from skipwise.recipes.names import display_name
@@ -261,6 +261,10 @@ def _print_extension(recipe: Recipe, config: PretrainedConfig, extension: Extens
     original, target = extension.rope.original_length, extension.target_length
     kind, factor = rope_of(config).get("rope_type", "default"), rope_of(config).get("factor")
     current = original if kind == "default" else max(reach_of(config, original) or 0, original)
+    if extension.interpolation == KEPT:
+        text = f"{recipe.model}: keeps its window of {target:,} tokens, trained on {recipe.train_length_of(original):,}"
+        console.print(f"{text} ({recipe.positions.scheme})", style="bold")
+        return
     unfitted = recipe.is_fitted and extension.interpolation == "power"
     name = "fitted" if unfitted else extension.description
     console.print(

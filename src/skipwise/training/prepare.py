@@ -17,7 +17,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.attention import other_layers
 from skipwise.model.config import Origin, load_config, read_origin, require_unchanged, resolve, weights_fingerprint
-from skipwise.model.extension import Extension, extension_of
+from skipwise.model.extension import KEPT, Extension, extension_of
 from skipwise.model.forward import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.names import short_name
@@ -45,7 +45,8 @@ class PreparedRun:
     def name(self) -> str:
         """Return a name for the run: model, target and method."""
         recipe, scheme = self.recipe, self.recipe.positions.scheme
-        method = f"{recipe.interpolation}{'' if scheme == 'pose' else f'-{scheme}'}{'-lora' if recipe.lora else ''}"
+        kept = self.extension.interpolation == KEPT
+        method = f"{'keep' if kept else recipe.interpolation}{'' if scheme == 'pose' else f'-{scheme}'}{'-lora' if recipe.lora else ''}"
         return f"{short_name(recipe.model)}-{format_length(self.extension.target_length)}-{method}"
 
     @property

@@ -14,7 +14,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, RecipeError
 from skipwise.model.config import load_config
 from skipwise.model.extension import check_frequencies, extension_of, plan_extension, set_interpolation
 from skipwise.model.loading import load_model
@@ -79,6 +79,25 @@ def test_replacing_a_scaling_starts_from_the_original_length() -> None:
     assert extension_of(scaled(**LLAMA3), load_recipe(None, {**recipe, "interpolation": "fitted"})).factor == 16
     with pytest.raises(ModelError):
         extension_of(scaled(**LLAMA3), load_recipe(None, recipe))  # auto is no choice
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (LlamaConfig(max_position_embeddings=4096), 4096),
+        (scaled(**LLAMA3), 1024),
+        (longrope(4.0), 1024),
+        (scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024), 4096),  # as model cards advise
+    ],
+)
+def test_a_model_that_keeps_its_window_keeps_its_rope(config: LlamaConfig, window: int) -> None:
+    before = config.to_dict()
+    extension = extension_of(config, load_recipe(None, {"model": "x", "target": "window"}))
+    assert (extension.rope.original_length, extension.target_length) == (window, window)
+    set_interpolation(config, extension)
+    assert config.to_dict() == before
+    with pytest.raises(RecipeError, match="yarn"):
+        plan_extension(config, target_length="window", interpolation="yarn")
 
 
 SLIDING = {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 2}

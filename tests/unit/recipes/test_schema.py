@@ -114,7 +114,7 @@ def test_any_training_argument_may_be_set(name: str) -> None:
         {"seed": -1},
         {"training.max_steps": 0},
         {"training.learning_rate": 0},
-        {"target": 999999999999},
+        {"train_length": 999999999999},
         {"evaluation.num_prompts": -1},
         {"evaluation.save_best": "first"},
     ],

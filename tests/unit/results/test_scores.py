@@ -135,6 +135,14 @@ def test_where_the_base_fails_in_its_own_window_it_is_the_measure(own, hits, tok
     assert (reads.tokens, reads.unknown) == (tokens, unknown)
 
 
+@pytest.mark.parametrize(("hits", "tokens"), [((95, 94), 16), ((95, 50), 8), ((50, 50), 0)])
+def test_a_kept_window_has_the_share_before(hits: tuple[int, int], tokens: int) -> None:
+    found = {length: (share, 100) for length, share in zip((8, 16), hits, strict=True)}
+    reads = effective_length(found, {8: GOOD, 16: GOOD}, "its base", (16, 99, 100))
+    headline = reads.headline(16, 16)
+    assert [share in headline for share in ("94%", "95%", "99%")] == [tokens == 16, tokens == 8, tokens == 16]
+
+
 @pytest.mark.parametrize(
     ("hits", "trials", "prompts"), [(50, 50, 0), (40, 50, 0), (4, 4, 35), (48, 50, 99), (45, 50, 10_000)]
 )
