@@ -24,7 +24,8 @@ from skipwise.method.lengths import MOST_TRIALS
 from skipwise.recipes.names import expanded, model_name
 
 _SETTINGS = [
-    f"evaluation.{key}" for key in ("stride", "tokens_per_document", "prompt_lengths", "ruler_data", "other_texts")
+    f"evaluation.{key}"
+    for key in ("stride", "tokens_per_document", "prompt_lengths", "ruler_data", "other_texts", "load_in_4bit")
 ]
 
 Length = Annotated[str | None, typer.Option(help="tokens to compare, e.g. 8k [the target length]")]

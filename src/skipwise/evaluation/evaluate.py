@@ -46,7 +46,7 @@ from skipwise.evaluation.specification import (
     specification_of,
 )
 from skipwise.model.config import Origin, load_config, weights_fingerprint
-from skipwise.model.cost import ForwardCost, Speed, machine_memory, meta_model, token_bytes
+from skipwise.model.cost import FOUR_BITS, ForwardCost, Speed, inner_linear, machine_memory, meta_model, token_bytes
 from skipwise.model.extension import Extension, extension_of
 from skipwise.model.forward import default_device, dtype_of
 from skipwise.progress import progress
@@ -146,7 +146,8 @@ def measure(
                 answer(server, prompts, console, results.append)
             left = [batch for batch in left if isinstance(batch, Readings)]
         if left:
-            answer(model.load(plan.specification.precision), left, console, results.append)
+            rule = plan.specification
+            answer(model.load(rule.precision, four_bits=rule.load_in_4bit), left, console, results.append)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, plan.specification.precision, results, console)
 
@@ -207,6 +208,7 @@ class RunEvaluation(Plan):
             "prompt_lengths": rule.prompt_lengths,
             "trials": rule.num_prompts,
             "other": rule.other_texts,
+            "weights_in_4_bits": rule.load_in_4bit,
         }
 
     def plan_trained(self, folder: Path) -> Plan:
@@ -343,22 +345,26 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
     parts = list(planned(recipe, extension.rope.original_length, extension.target_length))
     seconds = measuring_seconds(parts, ForwardCost.of(meta_model(config)), Speed(rate, rate))
     console.print(f"After training: {time_of(seconds)}, on one GPU.", soft_wrap=True)
-    if text := too_long(parts, config, "bf16", memory):
+    if text := too_long(parts, config, "bf16", memory, four_bits=recipe.evaluation.load_in_4bit):
         console.print(f"Measuring does not fit: {text}", style="yellow", soft_wrap=True)
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
     """Require this machine's memory to hold every window and prompt of a run, before training."""
     config, parts = load_config(evaluation.recipe.model), [batch.workload for batch in evaluation.batches]
-    memory = machine_memory(device)
-    if memory and (text := too_long(parts, config, evaluation.specification.precision, memory)):
+    memory, rule = machine_memory(device), evaluation.specification
+    if memory and (text := too_long(parts, config, rule.precision, memory, four_bits=rule.load_in_4bit)):
         raise EvaluationError(text)
 
 
-def too_long(parts: Sequence[Workload], config: PretrainedConfig, precision: str, memory: float) -> str:
+def too_long(
+    parts: Sequence[Workload], config: PretrainedConfig, precision: str, memory: float, *, four_bits: bool = False
+) -> str:
     """Return which length certainly exceeds ``memory`` bytes next to the weights; empty if none."""
-    itemsize = dtype_of(precision).itemsize
-    weights = itemsize * meta_model(config).num_parameters()
+    itemsize, model = dtype_of(precision).itemsize, meta_model(config)
+    weights: float = itemsize * model.num_parameters()
+    if four_bits:
+        weights -= (itemsize - FOUR_BITS) * sum(layer.weight.numel() for layer in inner_linear(model))
     each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in {part.scored for part in parts}}
     part = max(parts, key=lambda part: part.length * each[part.scored], default=None)
     if part is None or (needed := weights + part.length * each[part.scored]) <= memory:

@@ -71,11 +71,11 @@ class EvaluatedModel:
     weights: str = ""  # fingerprint
     extension: Extension | None = None  # interpolation to set when loading; None: the config's
 
-    def load(self, precision: str) -> PreTrainedModel:
-        """Load the model: on a GPU with weights in ``precision``, else in float32 under autocast."""
+    def load(self, precision: str, *, four_bits: bool = False) -> PreTrainedModel:
+        """Load the model: on a GPU with weights in ``precision`` or 4 bits, else in float32 under autocast."""
         device = default_device()
         dtype = dtype_of(precision) if device.type == "cuda" else torch.float32
-        return load_model(self.name, self.extension, dtype=dtype, device=device).eval()
+        return load_model(self.name, self.extension, dtype=dtype, device=device, four_bits=four_bits).eval()
 
     @property
     def digest(self) -> str:

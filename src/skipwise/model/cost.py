@@ -42,6 +42,7 @@ _OLD, _NEW = "gradient_checkpointing", "activation_checkpointing"
 CHECKPOINTING = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
 # Bytes that an optimizer of transformers keeps for each trained weight, and for each of an embedding. Moments in 8 bits have
 # 4 bytes of scale for each 256, and Trainer keeps those of embeddings in 32 bits.
+FOUR_BITS = 0.53  # bytes of a weight in 4 bits, with its share of the scales
 OPTIMIZER_BYTES = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), (8.0, 8.0)),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2 * (1 + 4 / 256), 8.0)),
@@ -105,19 +106,26 @@ def step_cost(
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
     head, embedding = stock.get_output_embeddings(), cast(torch.nn.Embedding, stock.get_input_embeddings())
-    linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
     blocks = [block for part in model.modules() if isinstance(part, torch.nn.ModuleList) for block in part]
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
         embedded=embedding.weight.numel() if embedding.weight.requires_grad else 0,
-        quantizable=sum(part.weight.numel() for part in linear if not (rules and part.weight.requires_grad)),
+        quantizable=sum(
+            part.weight.numel() for part in inner_linear(stock) if not (rules and part.weight.requires_grad)
+        ),
         weights=sum(weight.nbytes for weight in parameters),
         block=max((sum(weight.nbytes for weight in block.parameters()) for block in blocks), default=0),
         output=head.weight.nbytes,
         activations=held.most - constant,
         operations=held.operations,
     )
+
+
+def inner_linear(model: PreTrainedModel) -> list[torch.nn.Linear]:
+    """Return the linear layers without the output layer, which 4 bits can hold."""
+    head = model.get_output_embeddings()
+    return [part for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head]
 
 
 class _Counted(TorchDispatchMode):

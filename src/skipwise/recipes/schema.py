@@ -189,6 +189,7 @@ class Evaluation(Section):
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
     num_prompts: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
+    load_in_4bit: bool = Field(False, description="measure with weights in 4 bits, where 16 do not fit")
     other_texts: bool = Field(True, description="also measure shipped text of other kinds in the original window")
     eval_steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
         None, description="training steps after which perplexity is also measured"

@@ -21,7 +21,7 @@ from skipwise.errors import ModelError, RunError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
-from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
+from skipwise.model.cost import FOUR_BITS, OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
 from skipwise.model.extension import KEPT, Extension, extension_of
 from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
@@ -103,7 +103,7 @@ def estimate_cost(
         rules=rules,
         sliced_loss=not sharded,
     )
-    saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if rules and rules.load_in_4bit else 0
+    saved = (cost.weights / cost.parameters - FOUR_BITS) * cost.quantizable if rules and rules.load_in_4bit else 0
     operations = cost.operations * batch / micro
     each, of_embedding = OPTIMIZER_BYTES.get(settings.optim, (8.0, 8.0))  # an unknown one counts as AdamW
     moments = each * (cost.trained - cost.embedded) + of_embedding * cost.embedded

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_lengths_that_no_memory_holds_are_refused() -> None:
     assert too_long([part], config, "bf16", room) == ""
     assert too_long([part], config, "bf16", room - 1)
     assert too_long([replace(part, scored=False)], config, "bf16", room)  # the KV cache
+    inner = config.num_hidden_layers * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.intermediate_size)
+    assert too_long([part], config, "bf16", room - 1.47 * inner, four_bits=True) == ""
+    assert too_long([part], config, "bf16", room - 1.48 * inner, four_bits=True)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_a_model_is_measured_in_4_bits(tmp_path: Path) -> None:
+    model = replace(MODEL, name=str(checkpoint(tmp_path, hidden_size=128, intermediate_size=256)))
+    assert model.load("float32", four_bits=True).is_loaded_in_4bit
 
 
 def test_lengths_double_from_the_original_to_the_target() -> None:
