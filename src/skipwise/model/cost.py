@@ -40,9 +40,9 @@ from skipwise.recipes.schema import Lora
 # Activation checkpointing: the field of TrainingArguments, with "_enable" the method of a model. Recipes have the older name.
 _OLD, _NEW = "gradient_checkpointing", "activation_checkpointing"
 CHECKPOINTING = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
+FOUR_BITS = 0.53  # bytes of a weight in 4 bits, with its share of the scales
 # Bytes that an optimizer of transformers keeps for each trained weight, and for each of an embedding. Moments in 8 bits have
 # 4 bytes of scale for each 256, and Trainer keeps those of embeddings in 32 bits.
-FOUR_BITS = 0.53  # bytes of a weight in 4 bits, with its share of the scales
 OPTIMIZER_BYTES = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), (8.0, 8.0)),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2 * (1 + 4 / 256), 8.0)),
@@ -85,8 +85,35 @@ def step_cost(
     """Return the cost of one training step on ``micro_batch`` examples of ``window`` tokens; no weights are read.
 
     ``weights`` is the dtype of the parameters, with LoRA (``rules``) of the frozen ones; autocast to ``precision`` computes.
-    ``sliced_loss`` computes large logits in slices, as on one GPU.
+    ``sliced_loss`` computes large logits in slices, as on one GPU. Of layers that are alike, steps of two and of three are counted:
+    each layer adds the same.
     """
+    text = config.get_text_config()
+    kinds, layers = getattr(text, "layer_types", None) or [], text.num_hidden_layers
+    how = (window, micro_batch, precision, weights, checkpointing, rules, sliced_loss)
+    if layers <= 3 or len(set(kinds)) > 1 or experts_of(text):
+        return _counted_step(config, *how)
+    small = []
+    for number in (2, 3):
+        text = (shallow := copy.deepcopy(config)).get_text_config()
+        text.num_hidden_layers = number
+        if kinds:
+            text.layer_types = kinds[:number]
+        small.append(vars(_counted_step(shallow, *how)))
+    two, three = small
+    return StepCost(**{name: two[name] + (layers - 2) * (three[name] - two[name]) for name in two})
+
+
+def _counted_step(
+    config: PretrainedConfig,
+    window: int,
+    micro_batch: int,
+    precision: str,
+    weights: torch.dtype,
+    checkpointing: bool,
+    rules: Lora | None,
+    sliced_loss: bool,
+) -> StepCost:
     model, mode = _fake_model(config, weights, checkpointing, rules)
     text, parameters, stock = config.get_text_config(), list(model.parameters()), stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
