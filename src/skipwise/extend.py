@@ -36,7 +36,7 @@ from skipwise.results.records import CoverageRecord, Results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes, run as training
 from skipwise.training.arguments import accumulation, reported_to
-from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens
+from skipwise.training.plan import print_examples, print_plan, require_fits, timed_tokens, with_micro_batch
 from skipwise.training.prepare import PreparedRun, prepare
 
 
@@ -51,6 +51,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run = training.open_run(recipe, out, prepared.name, resume=resume)
     fingerprints = prepared.decides | evaluation.fingerprints
     run.require_same(fingerprints)
+    prepared = with_micro_batch(prepared, run.read().get("micro_batch"))
     print_plan(prepared, console)
     trained = run.model.exists()
     if trained:
@@ -93,7 +94,7 @@ def rehearse(
     accumulation(recipe.training, processes)
     prepared = prepare(recipe, console, launch)
     evaluation = plan_run_evaluation(prepared, console)
-    print_plan(prepared, console)
+    print_plan(with_micro_batch(prepared, None), console)
     try:
         require_fits(recipe, None if resume else out or training.RUNS, several=launch is not None)
         require_measurable(evaluation, prepared.device)

@@ -90,6 +90,7 @@ def test_the_run_folder_holds_everything(finished: Path) -> None:
     facts = read_json(finished / "run.json")
     assert facts["training"]["steps"] == 4
     assert facts["probe"]["forward"] > 0
+    assert facts["micro_batch"] == 2
     assert facts["command"].startswith("skipwise extend ")
     held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
     (measured,) = facts["evaluation"]["documents"].values()

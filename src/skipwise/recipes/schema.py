@@ -59,6 +59,7 @@ Name = Annotated[
     str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name), AfterValidator(expanded)
 ]
 Texts = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
+Micro = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(lambda value: None if value == "auto" else value)]
 Baseline = Literal["original", "untrained", "trained"]
 
 
@@ -143,7 +144,7 @@ class Training(Section):
 
     max_steps: int = Field(1000, gt=0, description="optimizer steps")
     global_batch_size: int = Field(64, gt=0, description="examples in each step, over all processes")
-    per_device_train_batch_size: int = Field(1, gt=0, description="examples in one forward pass")
+    per_device_train_batch_size: Micro = Field(None, description="examples in one pass; auto: what fits and is fast")
     learning_rate: float = Field(RATES[False], gt=0)
     warmup_steps: float = Field(10, ge=0, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"

@@ -85,7 +85,9 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
 def known_fields(settings: Training) -> dict[str, Any]:
     """Return the section's fields of TrainingArguments, converted to their types."""
     hints, any_type, known = get_type_hints(TrainingArguments), ConfigDict(arbitrary_types_allowed=True), {}
-    for name, value in settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"}).items():
+    values = settings.model_dump(exclude={"global_batch_size", "precision", "save_dtype"})
+    values["per_device_train_batch_size"] = settings.per_device_train_batch_size or 1  # auto is chosen with the model
+    for name, value in values.items():
         field = name.replace("gradient_checkpointing", CHECKPOINTING)  # its name in this release of transformers
         if name in _DECIDED:
             instead = f"use {_DECIDED[name]}" if _DECIDED[name] else "it would break positions or the exact resume"
@@ -122,7 +124,7 @@ def settings_errors() -> Iterator[None]:
 
 def accumulation(settings: Training, workers: int) -> int:
     """Return the forward passes per optimizer step of each of ``workers`` processes."""
-    batch, together = settings.global_batch_size, settings.per_device_train_batch_size * workers
+    batch, together = settings.global_batch_size, (settings.per_device_train_batch_size or 1) * workers
     if batch % together:
         raise RecipeError(
             f"training.global_batch_size = {batch} must be a multiple of {together} (per_device_train_batch_size x {workers} "

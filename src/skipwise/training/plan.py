@@ -21,17 +21,27 @@ from skipwise.errors import ModelError, RunError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import FULL, experts_of, load_config, reach_of, rope_of, slides_in_some
-from skipwise.model.cost import FOUR_BITS, OPTIMIZER_BYTES, StepCost, machine_memory, meta_model, step_cost
+from skipwise.model.cost import (
+    FOUR_BITS,
+    OPTIMIZER_BYTES,
+    StepCost,
+    fastest_batch,
+    machine_memory,
+    meta_model,
+    step_cost,
+)
 from skipwise.model.extension import KEPT, Extension, extension_of
 from skipwise.model.forward import choose_precision, default_device, dtype_of
 from skipwise.progress import doing
 from skipwise.recipes.names import display_name
 from skipwise.recipes.schema import Lora, Recipe, Training
+from skipwise.training import processes
 from skipwise.training.arguments import accumulation, known_fields
 from skipwise.training.prepare import PreparedRun, window_of
 
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 _ADAMW = ("adamw_torch", "adamw_torch_fused")
+_FILLED = 0.9  # of the memory, which the chosen micro-batch may take
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 _LARGE = 16  # times the original length
 _MOST_PACKED = 4096  # packed conversations that are searched for a place to skip
@@ -57,6 +67,7 @@ class CostEstimate:
 
     window: int  # tokens of one example
     batch: int  # examples a step, over all GPUs
+    micro: int  # examples in a pass
     cost: StepCost  # of one micro-batch
     operations: float  # of one step, over all GPUs
     weights: float  # in a sharded run also the two layers that are gathered at a time
@@ -90,7 +101,7 @@ def estimate_cost(
     holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
     """
     settings, rules = recipe.training, recipe.lora
-    micro = min(micro or settings.per_device_train_batch_size, batch)
+    micro = min(micro or settings.per_device_train_batch_size or 1, batch)
     gpus, sharded = hardware.gpus, hardware.gpus > 1
     low = settings.precision != "float32" and (sharded or rules is not None)
     cost = cost or step_cost(
@@ -110,6 +121,7 @@ def estimate_cost(
     return CostEstimate(
         window,
         batch,
+        micro,
         cost,
         operations,
         weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
@@ -134,15 +146,38 @@ def timed_tokens(prepared: PreparedRun) -> int:
     return tokens * ((2 if recipe.lora else 3) + has_checkpointing(recipe.training)) // 3
 
 
-def fuller_pass(config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware) -> str:
-    """Return the option for the most windows in a pass, of at most 16,384 tokens, that fit, or nothing."""
-    batch, gpus, micro = recipe.training.global_batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
-    for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
-        if batch % (gpus * examples) == 0:
-            memory = estimate_cost(config, recipe, window, batch, hardware, examples).memory
-            if hardware.holds(memory):
-                return f"--set training.per_device_train_batch_size={examples} ({_bytes(memory)} at the peak)"
-    return ""
+def micro_batch(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware, processes: int, *, here: bool = False
+) -> int:
+    """Return the windows in a pass: the recipe's, or the most that 90% of the memory hold, a power of two.
+
+    At most 16,384 tokens. ``here``, on a CPU, it is the fastest of 1, 2 and 4.
+    """
+    if given := recipe.training.per_device_train_batch_size:
+        return given
+    share, timed = recipe.training.global_batch_size // processes, here and default_device().type == "cpu"
+    fits = [1]
+    for number in (2, 4) if timed else (2, 4, 8, 16, 32, 64):
+        if experts_of(config) or share % number or number * window > _FULL_PASS:
+            break
+        needed = estimate_cost(config, recipe, window, share, hardware, number).memory
+        if needed > _FILLED * hardware.memory or not hardware.holds(needed):
+            break
+        fits.append(number)
+    if timed and len(fits) > 1:
+        return fastest_batch(config, window, fits, choose_precision(recipe.training.precision))
+    return fits[-1]
+
+
+def with_micro_batch(run: PreparedRun, chosen: int | None) -> PreparedRun:
+    """Return the run with its windows in a pass: ``chosen`` before a resume, or what this machine's free memory holds."""
+    workers, memory = processes.launched(), machine_memory(run.device)
+    if run.device.type == "cuda":
+        memory = torch.cuda.mem_get_info()[0]
+    hardware = Hardware(workers if processes.sharding() else 1, memory or 0)
+    number = chosen or micro_batch(run.config, run.recipe, run.window, hardware, workers, here=True)
+    training = run.recipe.training.model_copy(update={"per_device_train_batch_size": number})
+    return replace(run, recipe=run.recipe.model_copy(update={"training": training}))
 
 
 def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware) -> str:
@@ -154,7 +189,7 @@ def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardw
     settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
     batch = settings.global_batch_size
     light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
-    small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
+    small = "--set training.per_device_train_batch_size=1 " if (settings.per_device_train_batch_size or 1) > 1 else ""
     small += "" if has_checkpointing(settings) else "--set training.gradient_checkpointing=true "
     lora = "" if recipe.lora else "--lora "
     eight_bits = light.model_copy(update={"optim": "adamw_8bit"})
@@ -240,7 +275,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"tokens ({tokens / int(lengths.sum()):,.1f} epochs), {run.precision} on {run.device.type}",
         f"learning rate {training.learning_rate:g} after a warm-up of "
         f"{f'{warmup:.0%} of the steps' if 0 < warmup < 1 else counted(int(warmup), 'step')}, {training.optim}; "
-        f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
+        f"{counted(training.per_device_train_batch_size or 1, 'window')} in a pass",
     ]
     if slides_in_some(run.config):
         kinds = run.config.layer_types
@@ -301,7 +336,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     own, ours = window_of(recipe, extension), display_name(recipe.positions.scheme)
-    batch, micro, gpus = recipe.training.global_batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
+    batch, gpus = recipe.training.global_batch_size, hardware.gpus
     accumulation(recipe.training, gpus)
     known_fields(recipe.training)  # refuses unknown fields
     if experts := experts_of(config):
@@ -311,6 +346,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         )
     rows: dict[str, CostEstimate] = {}
     with doing("running one step of each without data", console):
+        micro = micro_batch(config, recipe, own, hardware, gpus)
         for name, window in {ours: own, display_name("full_length"): extension.target_length}.items():
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * own / window / gpus) * gpus
@@ -329,8 +365,6 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in _ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
-        if more := fuller_pass(config, recipe, own, hardware):
-            console.print(f"more windows in a pass fit too, and are faster: {more}", soft_wrap=True)
         return
     with doing("searching for the smallest change that fits", console):
         change = smallest_change(config, recipe, own, hardware)
@@ -343,6 +377,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
     table = Table("", *(Column(name, justify="right") for name in rows), box=None, pad_edge=False)
     lines = {
         "windows a step": [f"{c.batch:,} of {format_length(c.window)}" for c in costs],
+        "windows in a pass": [f"{c.micro}" for c in costs],
         "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],
         **{
             f"{part}, each GPU": [_bytes(getattr(c, part)) for c in costs]

@@ -97,6 +97,7 @@ class PreparedRun:
                 "held_out": len(self.split.held_out),
             },
             "precision": self.precision,
+            "micro_batch": self.recipe.training.per_device_train_batch_size,
         }
 
     @cached_property

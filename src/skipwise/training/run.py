@@ -25,7 +25,7 @@ from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.checkpoints import disk_errors, latest_complete
-from skipwise.training.plan import require_fits
+from skipwise.training.plan import require_fits, with_micro_batch
 from skipwise.training.prepare import PreparedRun, prepare
 from skipwise.training.trainer import train
 
@@ -131,15 +131,16 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
 
 def announce(prepared: PreparedRun, run: RunFolder, *, training: bool) -> None:
     """Give the other processes the folder that rank 0 has begun, and whether the run is still to be trained."""
-    processes.broadcast((run.path.absolute(), run.identity, prepared.decides, training))
+    micro = prepared.recipe.training.per_device_train_batch_size
+    processes.broadcast((run.path.absolute(), run.identity, prepared.decides, training, micro))
     with processes.together():
         pass  # another machine may refuse the folder
 
 
 def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collection[int]) -> RunFolder:
     """Train with rank 0, which does everything else."""
-    path, identity, decides, training = processes.broadcast(None)
-    run = RunFolder(path)
+    path, identity, decides, training, micro = processes.broadcast(None)
+    run, prepared = RunFolder(path), with_micro_batch(prepared, micro)
     with processes.together():
         differ = [name for name, value in prepared.decides.items() if value != decides[name]]
         if run.identity != identity:  # also where the folder is missing

@@ -55,7 +55,8 @@ def train(
     """Train ``model`` in place on the ``max_steps * global_batch_size`` examples of ``dataset``, in order.
 
     Trained weights are float32. Checkpoints go to ``folder``, also after the last step. With ``resume`` training
-    continues from the newest complete checkpoint, or starts if there is none.
+    continues from the newest complete checkpoint, or starts if there is none. If memory is full, a pass gets half the windows,
+    and training goes on from the newest checkpoint.
 
     Args:
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
@@ -83,7 +84,7 @@ def train(
         trainer = _Trainer(model, args, collate, dataset, callbacks=[meter])
     trainer.keep, trainer.best = settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
-    began = time.perf_counter()
+    began, half = time.perf_counter(), 0
     try:
         with checkpoints.weights_only(checkpoint):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -91,14 +92,36 @@ def train(
         if not out_of_memory(error):
             raise
         examples, tokens = trainer.micro_batch
-        raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in a forward pass; "
-            f"{intact(folder)}. Try --resume --set training.gradient_checkpointing=true, or a new run with "
-            "training.per_device_train_batch_size=1, --lora or a shorter train_length"
-        ) from error
+        kept = trainer.state.global_step == 0 or checkpoints.latest_complete(folder)  # else the weights have moved
+        half = examples // 2 if processes.launched() == 1 and kept else 0
+        if not half:
+            raise TrainingError(
+                f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in a forward pass; "
+                f"{intact(folder)}. Try --resume --set training.gradient_checkpointing=true, or a new run with "
+                "training.per_device_train_batch_size=1, --lora or a shorter train_length"
+            ) from error
     finally:
         meter.stop()
         model.config.use_cache = use_cache
+    if half:
+        Console(stderr=True).print(f"out of memory: {half} in place of {examples} windows in a pass", style="yellow")
+        del trainer
+        model.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        less = settings.model_copy(update={"per_device_train_batch_size": half})
+        return train(
+            model,
+            dataset,
+            collate,
+            less,
+            folder=folder,
+            seed=seed,
+            resume=True,
+            on_log=on_log,
+            on_step=on_step,
+            save_at=save_at,
+            best=best,
+        )
     seconds = time.perf_counter() - began - meter.paused
     state = trainer.state
     assert state.global_step == args.max_steps, f"a callback ended training after step {state.global_step}"

@@ -7,8 +7,9 @@ import torch
 from torch.profiler import profile
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from skipwise.model import cost as cost_module
 from skipwise.model.attention import CACHE
-from skipwise.model.cost import CHECKPOINTING, OPTIMIZER_BYTES, _Counted, step_cost, token_bytes
+from skipwise.model.cost import CHECKPOINTING, OPTIMIZER_BYTES, _Counted, fastest_batch, step_cost, token_bytes
 from skipwise.model.forward import autocast
 from skipwise.model.lora import adapt
 from skipwise.recipes.schema import Lora
@@ -57,6 +58,12 @@ def test_activations_are_those_of_the_allocator(precision, checkpointing: bool, 
     found = allocated(adapt(model, rules) if rules else model, precision)
     cost = step_cost(config(), TOKENS, MICRO, precision=precision, checkpointing=checkpointing, rules=rules)
     assert cost.activations == pytest.approx(found, rel=0.05)
+
+
+def test_the_fewest_windows_within_3_percent_of_the_fastest_are_chosen(monkeypatch) -> None:
+    seconds = iter([1.0, 1.9, 3.72])  # of one, two and four windows
+    monkeypatch.setattr(cost_module, "_seconds", lambda run, device: next(seconds))
+    assert fastest_batch(config(), TOKENS, [1, 2, 4], "float32") == 2
 
 
 def test_operations_are_six_a_weight_and_token_and_those_of_attention() -> None:

@@ -292,8 +292,26 @@ def test_out_of_memory_is_explained_by_the_micro_batch(tmp_path, error):
         raise error
 
     model.lm_head.register_forward_pre_hook(fail)
-    with pytest.raises(TrainingError, match=r"step 1: .* 4 x 8 tokens .*gradient_checkpointing=true"):
+    with pytest.raises(TrainingError, match=r"step 1: .* 1 x 8 tokens .*gradient_checkpointing=true"):
         run(tmp_path, model, per_device_train_batch_size=4)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_out_of_memory_halves_the_micro_batch_and_training_goes_on(tmp_path, at: int) -> None:
+    """At the first step, and after a checkpoint; the model is that of the smaller micro-batch all along."""
+    changes = {"max_steps": 4, "save_steps": 2, "precision": "float32"}
+    whole, _ = run(tmp_path / "whole", per_device_train_batch_size=2, **changes)
+    model, steps = tiny_model(), []
+
+    def full(layer, inputs):
+        if len(steps) >= at - 1 and len(inputs[0]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model.lm_head.register_forward_pre_hook(full)
+    halved, _ = run(tmp_path / "halved", model, per_device_train_batch_size=4, on_step=steps.append, **changes)
+    assert steps[-1] == 4
+    for ours, theirs in zip(halved.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_every_process_waits_until_a_checkpoint_is_sealed(tmp_path, monkeypatch):
