@@ -89,15 +89,25 @@ def plan_extension(
     settings = load_recipe(None, {"interpolation": name, "rope": dict(rope or {})}).rope.settings
     current = rope_of(config)
     stated = original = stated_length(config)
+    window = (reach_of(config) if current.get("rope_type") == "yarn" else config.max_position_embeddings) or stated
     if target_length == WINDOW:
         if interpolation is not None or settings != DEFAULTS:
             raise RecipeError(
                 f"target {WINDOW} keeps the model's RoPE, and interpolation {name} replaces it. Leave interpolation and rope "
                 "out, or give a length as the target"
             )
-        window = reach_of(config) if current.get("rope_type") == "yarn" else config.max_position_embeddings
-        window = parse_length(original_length or window or stated)
+        window = parse_length(original_length or window)
         return Extension(Rope(float(current["rope_theta"]), rotated_dims(config, current), window), window, KEPT)
+    if (
+        stated < window
+        and interpolation is None
+        and target_length is not None
+        and parse_length(target_length) <= window
+    ):
+        raise ModelError(
+            f"the model reads {window:,} tokens already, by {current['rope_type']}. Give a longer target, or {WINDOW}: then training "
+            "keeps that window"
+        )
     _check_scaling(current, stated, replaced=interpolation is not None)
     if original_length is not None:
         original, longest = parse_length(original_length), max(stated, config.max_position_embeddings)

@@ -98,6 +98,8 @@ def test_a_model_that_keeps_its_window_keeps_its_rope(config: LlamaConfig, windo
     assert config.to_dict() == before
     with pytest.raises(RecipeError, match="yarn"):
         plan_extension(config, target_length="window", interpolation="yarn")
+    with pytest.raises(ModelError, match=f"{window:,} tokens"):
+        plan_extension(config, target_length=window)
 
 
 SLIDING = {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 2}
