@@ -183,24 +183,14 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
 
 
 def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
-    """Require every rotary buffer to be float32 and within 1e-6 of the formula; a kept RoPE has none of ours.
-
-    A model cast with ``.to(bfloat16)`` fails: its rounded frequencies are off by 2.5 rad at position 2,047.
-    """
+    """Require every rotary buffer to be float32 and within 1e-6 of the formula; a kept RoPE has none of ours."""
+    require_float32_frequencies(model)
     name, factor = extension.interpolation, extension.factor
-    rotary = list(_rotary_modules(model))
-    if not rotary:
-        raise ModelError("the model has no rotary frequencies (inv_freq). PoSE needs rotary position embeddings")
-    for module, prefix in rotary:
-        inv_freq = getattr(module, f"{prefix}inv_freq")
-        if inv_freq.dtype != torch.float32:
-            raise ModelError(
-                f"rotary frequencies are {inv_freq.dtype}, which rounds positions. Load the model with dtype= instead of casting it"
-            )
-        if name == KEPT:
-            continue
-        expected, attention_factor = frequencies(name, extension.rope, factor, extension.settings)
-        actual = inv_freq.detach().cpu().numpy().astype(np.float64)
+    if name == KEPT:
+        return
+    expected, attention_factor = frequencies(name, extension.rope, factor, extension.settings)
+    for module, prefix in _rotary_modules(model):
+        actual = getattr(module, f"{prefix}inv_freq").detach().cpu().numpy().astype(np.float64)
         scaling = float(getattr(module, f"{prefix}attention_scaling", 1.0))
         close = actual.shape == expected.shape and np.allclose(actual, expected, rtol=1e-6, atol=0)
         if not close or abs(scaling - attention_factor) > 1e-6:
@@ -209,6 +199,17 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
                 f"the model has {what}, not those of {name} x{factor:g}: its code ignores rope_parameters. Choose another "
                 "model or --interpolation"
             )
+
+
+def require_float32_frequencies(model: torch.nn.Module) -> None:
+    """Require rotary frequencies that no cast has rounded: ``.to(bfloat16)`` moves position 2,047 by 2.5 rad."""
+    kinds = {getattr(module, f"{prefix}inv_freq").dtype for module, prefix in _rotary_modules(model)}
+    if not kinds:
+        raise ModelError("the model has no rotary frequencies (inv_freq). PoSE needs rotary position embeddings")
+    if rounded := kinds - {torch.float32}:
+        raise ModelError(
+            f"rotary frequencies are {rounded.pop()}, which rounds positions. Load the model with dtype= instead of casting it"
+        )
 
 
 def _rotary_modules(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str]]:

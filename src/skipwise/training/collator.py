@@ -19,6 +19,7 @@ from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 from skipwise.model.attention import takes_packed
 from skipwise.model.config import reach_of
+from skipwise.model.extension import require_float32_frequencies
 from skipwise.model.forward import precision_of, stock_model
 from skipwise.model.probe import probe_connectivity
 from skipwise.recipes.schema import Positions
@@ -44,7 +45,7 @@ class RequirePositions(TrainerCallback):
     Raises:
         RecipeError: the model does not read the target; a batch has no ``position_ids`` or no ``attention_mask``, its
             positions begin again inside an example, or 256 examples have no skip.
-        ModelError: the chunks do not attend to each other.
+        ModelError: a cast rounded the rotary frequencies, or the chunks do not attend to each other.
     """
 
     def __init__(self, target_length: int | str) -> None:
@@ -77,6 +78,7 @@ class RequirePositions(TrainerCallback):
         self._release()
         stock = stock_model(model)
         _require_extended(stock.config.get_text_config(), self._target)
+        require_float32_frequencies(stock)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
         # Older peft calls the outer model's forward without its hooks. The hook of sliding layers replaces the mask, so prepend.

@@ -73,6 +73,11 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
 
 
+def test_a_model_whose_frequencies_a_cast_rounded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="bfloat16"):
+        trainer(tmp_path, model=llama(window=TARGET).to(torch.bfloat16)).train()
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_model_with_sliding_layers_is_watched_too(tmp_path: Path, family: str) -> None:
     """Its masks by position replace the mask of the batch; the check reads the batch's own."""
