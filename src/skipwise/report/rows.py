@@ -323,7 +323,7 @@ def _judge(row: Row, base: Row | None) -> Judgement:
     window = max((w for w in control.sliding if w <= original), default=0)
     theirs = control.readings(window)
     name = "the model itself" if base is None else f"the base ({base.label})"
-    control_name = f"{name} in windows of its original {window or row.original or 0:,} tokens"
+    control_name = f"{name} in windows of {'its original ' if window == original else ''}{window or original:,} tokens"
     excess = {}
     lengths = {*row.sliding, *(n for lengths in row.found.values() for n in lengths)}
     for begin, end in pairwise([1, *sorted(lengths.intersection(row.edges()))]):

@@ -84,6 +84,16 @@ def test_a_high_cost_has_a_warning(more, warned) -> None:
     assert one.effective.claimed(256) is None  # no passkey was asked
 
 
+def test_a_measured_window_below_the_original_is_not_called_the_original() -> None:
+    info = {**INFO, "model": {**INFO["model"], "original_length": 512}}
+    rule = judged(
+        *readings("original", 256, 15.0), *readings("pose", 256, 15.0), *trials("pose", 256, 4), info=info
+    ).effective.rule
+    assert "256 tokens" in rule
+    assert "512" not in rule
+    assert "original" not in rule.replace("(original)", "")
+
+
 def test_a_repeated_measurement_replaces_the_older_one() -> None:
     records = [*readings("pose", 256, 9), *readings("pose", 256, 8, digest="e"), *trials("pose", 256, 10, 10)]
     [row] = rows_of([Folder("a", [*records, *(replace(t, digest="e", hit=False) for t in records[-10:])], INFO)])
