@@ -1,6 +1,7 @@
 """Short conversations, by the real command: packed, trained, measured on other text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def test_long_conversations_train_their_short_answers(tmp_path: Path, base: Path
     with open(chat, "a") as file:
         file.write(json.dumps({"messages": silent}) + "\n")
     run(monkeypatch, *command(base, chat, tmp_path / "out", **changes, train_length=64))
-    assert "left out 1 document" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "left out 1 document" in printed
+    assert 0 < int(re.search(r"(\d+) of [\d,]+ tokens are trained", printed)[1]) <= 12 * len("At nine.\n")
     assert list(trained(tmp_path / "out")) == [1, 2, 3, 4]
     assert all(loss > 0 for loss in trained(tmp_path / "out").values())

@@ -29,9 +29,18 @@ def extend(
     processes: Annotated[int | None, typer.Option(help="number of processes with --launch [one per GPU]")] = None,
 ) -> None:
     """Extend a model's context, measure it and its baselines, report."""
-    console = terminal.prepare_process()
     if launch is None and processes is not None:
         raise RecipeError(f"--processes {processes} needs --launch; give it, or leave --processes out")
+    from skipwise.data.text import require_source
+    from skipwise.results.run_folder import RunFolder
+
+    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
+    source: Path | str | None = recipe
+    if resume and out is not None and model is None and recipe is None and RunFolder(out).recipe.exists():
+        source = RunFolder(out).recipe
+    settings = _recipe(source, {**options, "data.source": data, "seed": seed}, set_, lora)
+    require_source(settings.data.source)  # mistakes are met before torch is imported
+    console = terminal.prepare_process()
     from skipwise.training.processes import is_launched, launch as start, processes_of
 
     if launch is not None and not is_launched():
@@ -40,15 +49,7 @@ def extend(
             start(launch, processes, context.obj)
             return
     from skipwise.extend import extend, rehearse
-    from skipwise.results.run_folder import RunFolder
-    from skipwise.training.run import recipe_of
 
-    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
-    source: Path | str | None = recipe
-    if resume and out is not None and model is None and recipe is None:
-        recipe_of(out)  # a folder that holds no run is refused
-        source = RunFolder(out).recipe
-    settings = _recipe(source, {**options, "data.source": data, "seed": seed}, set_, lora)
     if dry_run:
         rehearse(settings, out=out, resume=resume, console=console, launch=launch, processes=processes or 1)
     else:
@@ -74,13 +75,13 @@ def plan(
     """Estimate memory and time against full-length training."""
     from skipwise.progress import doing
 
+    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
+    settings = _recipe(recipe, options, set_, lora)
     with doing("starting", terminal.new_console()):  # torch and transformers take seconds
         console = terminal.prepare_process()
         from skipwise.evaluation.evaluate import print_planned
         from skipwise.training.plan import Hardware, compare_costs
 
-    options = {"model": model, "target": target, "interpolation": interpolation, "method": method}
-    settings = _recipe(recipe, options, set_, lora)
     if coverage:
         _print_coverage(settings, console)
         return

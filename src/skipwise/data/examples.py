@@ -221,6 +221,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         columns = {"input_ids": input_ids, "position_ids": positions, "labels": labels, "attention_mask": texts}
         return [{name: column[row] for name, column in columns.items()} for row in range(len(rows))]
 
+    @property
+    def trained_tokens(self) -> int | None:
+        """How many tokens of the documents are trained; None: all."""
+        return int(self._answers.counts[self.documents].sum()) if self._answers else None
+
     def plans(self, indices: np.ndarray) -> Plans:
         """Return the position plans of the examples ``indices`` [examples]; packed windows have other positions."""
         return self._drawn(indices)[1]

@@ -104,13 +104,19 @@ def is_held_out(name: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
+def require_source(source: str) -> None:
+    """Require a source to exist, or to have the form of a hub name."""
+    of_hub = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) and not source.lower().endswith(ENDINGS)
+    if source not in _PYTHON and not Path(source).exists() and not of_hub:
+        raise DataError(f"{_missing(source)}; give a file, a folder, a Hugging Face data set, or stdlib")
+
+
 def open_corpus(source: str | Path | Data) -> Corpus:
     """Open a source, or the one of a recipe's data section."""
     data = Data.of(source)
+    require_source(data.source)
     path = Path(data.source)
     if data.source not in _PYTHON and not path.exists():
-        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", data.source) or data.source.lower().endswith(ENDINGS):
-            raise DataError(f"{_missing(data.source)}; give a file, a folder, a Hugging Face data set, or stdlib")
         return _data_set(data)
     for name in ("subset", "streaming", *([] if _has_splits(path) else ["split"])):
         if (value := getattr(data, name)) != Data.model_fields[name].default:

@@ -52,6 +52,12 @@ def model_name(name: str) -> str:
     return str(path) if name.startswith("~") else name
 
 
+def public_name(source: str) -> str:
+    """Return a model or text without the folders of this machine above it."""
+    path = Path(expanded(source))
+    return path.absolute().name if path.exists() else source
+
+
 def short_name(model: str) -> str:
     """Return the last part of a model's name; for the model of a run, the name of the run's folder."""
     path = Path(model).resolve() if Path(model).exists() else Path(model)

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from skipwise.data.prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import display_name
+from skipwise.recipes.names import display_name, public_name
 from skipwise.report.canvas import LOOKS, Look, looks_of
 from skipwise.report.rows import (
     COST_LIMIT,
@@ -248,7 +248,8 @@ def _numbers(data: ReportData) -> Iterator[Number]:
     for row in data.rows:
         title = "Perplexity by sliding window (lower is better)"
         for window, value in row.perplexity.items():
-            hub = row.data, f"{row.data}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens"
+            name = public_name(row.data)
+            hub = name, f"{name}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens"
             count = len(row.sliding[window])
             yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, count, title, hub=hub)
         for task, lengths in row.found.items():

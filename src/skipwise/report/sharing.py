@@ -37,7 +37,7 @@ from skipwise.model.config import (
     write_seal,
 )
 from skipwise.model.extension import KEPT, Extension
-from skipwise.recipes.names import display_name, expanded, model_name
+from skipwise.recipes.names import display_name, model_name, public_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.numbers import TRACKED, ReportData
 from skipwise.report.page import render, summary_markdown
@@ -56,14 +56,13 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
     if kept := facts.get("kept"):
         text = recipe.measured_sources[0]
         best["step"] = (
-            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out {text}"
+            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out {public_name(text)}"
         )
-    base = Path(expanded(recipe.model))
-    name = base.absolute().name if base.is_dir() else recipe.model  # without a local path
+    name = public_name(recipe.model)
     about = {
         "method": f"{display_name(recipe.positions.scheme)}, trained on windows of {facts['model']['train_length']:,} tokens",
         "interpolation": f"{extension.description} x{extension.factor:g}",
-        "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
+        "text": f"{public_name(recipe.data.source)} (fingerprint {facts['data']['fingerprint'][:16]})",
         **best,
         "seed": str(recipe.seed),
         "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",

@@ -255,6 +255,8 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"{len(run.split.held_out):,} held out by name",
         run.split.summary,
     ]
+    if trained := run.dataset.trained_tokens:
+        lines.append(f"{trained:,} of {int(lengths.sum()):,} tokens are trained ({trained / int(lengths.sum()):.0%})")
     if short := len(run.split.train) - len(run.dataset.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
     if len(packed := run.split.train[lengths < run.train_length]):

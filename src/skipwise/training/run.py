@@ -61,7 +61,7 @@ def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
     """Require a folder to be free for a new run, or to hold the run of this recipe."""
     if run.recipe.exists():
         if not resume:
-            raise RunError(f"{run.path} holds another run; pass --resume to continue it, or give another --out")
+            raise RunError(f"{run.path} holds a run; pass --resume to continue it, or give another --out")
         # A kill may fall between recipe.yaml and run.json.
         begun = run.read().get("settings") or deciding_settings(recipe_of(run.path))
         if changed := _differences(begun, deciding_settings(recipe)):

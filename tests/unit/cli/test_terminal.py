@@ -104,13 +104,14 @@ def test_files_are_the_users_alone_unless_they_are_handed_on(tmp_path, monkeypat
 def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr("skipwise.extend.extend", lambda *_, **__: seen.extend(sys.argv))
-    run(monkeypatch, "extend", "--data", "https://me:mine@host/text", "--set", f"data.text_field=hf_{34 * 'x'}")
-    assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
+    run(monkeypatch, "extend", "--out", "https://me:mine@host/run", "--set", f"data.text_field=hf_{34 * 'x'}")
+    assert seen[1:] == ["extend", "--out", "https://me:***@host/run", "--set", "data.text_field=***"]
 
 
 def test_options_that_are_paths_know_the_home_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m").mkdir()
+    (tmp_path / "t").mkdir()
     seen = []
     monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **settings: seen.append((recipe, settings["out"])))
     run(monkeypatch, "extend", "~/m", "--data=~/t", "--out=~/r")
