@@ -17,7 +17,7 @@ from skipwise.data.text import IGNORED, token_ids
 from skipwise.errors import DataError, RecipeError, at_least
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
-from skipwise.model.attention import takes_packed
+from skipwise.model.attention import mask_by_position, takes_packed
 from skipwise.model.config import reach_of
 from skipwise.model.extension import require_float32_frequencies
 from skipwise.model.forward import precision_of, stock_model
@@ -79,6 +79,7 @@ class RequirePositions(TrainerCallback):
         stock = stock_model(model)
         _require_extended(stock.config.get_text_config(), self._target)
         require_float32_frequencies(stock)
+        mask_by_position(stock)  # for a model that load_model did not load
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
         # Older peft calls the outer model's forward without its hooks. The hook of sliding layers replaces the mask, so prepend.

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, Trainer, TrainerState, TrainingArgume
 
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.errors import ModelError, RecipeError
-from skipwise.model.attention import mask_by_position
+from skipwise.model.attention import takes_packed
 from skipwise.model.config import reach_of
 from skipwise.model.extension import plan_extension, set_interpolation
 from skipwise.recipes.schema import Positions
@@ -82,10 +82,11 @@ def test_a_model_whose_frequencies_a_cast_rounded_is_refused(tmp_path: Path) -> 
 def test_a_model_with_sliding_layers_is_watched_too(tmp_path: Path, family: str) -> None:
     """Its masks by position replace the mask of the batch; the check reads the batch's own."""
     model = families.model(family, vocab_size=257, max_position_embeddings=TARGET)
-    mask_by_position(model)
+    assert not takes_packed(model.base_model)
     made = trainer(tmp_path, model=model)
     made.train()
     assert made.state.global_step == 1
+    assert takes_packed(model.base_model)
     for change, message in ((restarted, "packing"), (without("attention_mask"), "no attention_mask")):
         with pytest.raises(RecipeError, match=message):
             trainer(tmp_path, change, model=model).train()
