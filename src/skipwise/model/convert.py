@@ -19,7 +19,7 @@ from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -267,6 +267,10 @@ class GGUFFile:
         self.types = " and ".join(sorted({tensor.tensor_type.name for tensor in matrices}))
         # Quantised weights become bfloat16, the type that most models were trained in.
         self.dtype = _PLAIN_TYPES.get(self.types, torch.bfloat16)
+        vectors = (
+            torch.tensor(t.data) for t in self.reader.tensors if len(t.shape) == 1 and t.data.dtype == np.float32
+        )
+        self.vectors_fit = all(torch.equal(vector, vector.to(self.dtype).float()) for vector in vectors)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting."""
@@ -276,6 +280,14 @@ class GGUFFile:
     def setting(self, name: str, default: Any = None) -> Any:
         """Return a setting of the architecture; 0 means the default."""
         return self.get(f"{self.architecture}.{name}") or default
+
+
+def round_matrices(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Round weights to ``dtype``, but not vectors: norms of models made from AWQ differ in bfloat16 by up to 0.008."""
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data = weight.data.to(dtype)
+    cast(Any, model).config.dtype = dtype
 
 
 def write_checkpoint(source: GGUFFile, folder: Path) -> None:
@@ -292,7 +304,10 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
             _set_attention(config, source)
             # Not AutoTokenizer: the class of an architecture would set its own splits instead of the file's.
             tokenizer = PreTrainedTokenizerFast.from_pretrained(alone, **file)
-            model: Any = AutoModelForCausalLM.from_pretrained(alone, config=config, dtype=source.dtype, **file)
+            dtype = source.dtype if source.vectors_fit else torch.float32
+            model: Any = AutoModelForCausalLM.from_pretrained(alone, config=config, dtype=dtype, **file)
+            if dtype != source.dtype:
+                round_matrices(model, source.dtype)
         _set_tokenizer(tokenizer, source, config.max_position_embeddings)
         held = sum(weight.numel() for weight in model.parameters())
         stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))

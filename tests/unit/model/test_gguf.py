@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import Rope, rope_parameters
-from skipwise.model.convert import _set_attention, _set_rope, _set_tokenizer
+from skipwise.model.convert import _set_attention, _set_rope, _set_tokenizer, round_matrices
 from tests import tiny
 
 
@@ -119,3 +119,14 @@ def test_a_text_has_the_tokens_of_llama_cpp(pre: str, more: dict[str, object], t
     tokenizer = tokenizer_of(pre, **more)
     assert tokenizer.tokenize("see  12") == tokens
     assert tokenizer("see").input_ids[: begins + 1].count(0) == begins
+
+
+def test_vectors_keep_their_digits_in_a_checkpoint_of_bfloat16(tmp_path: Path) -> None:
+    model = tiny.llama()
+    model.model.norm.weight.data.fill_(1.001)
+    round_matrices(model, torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    read = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert read.model.norm.weight[0] == torch.tensor(1.001)
+    assert torch.equal(read.lm_head.weight, tiny.llama().lm_head.weight.to(torch.bfloat16).float())
+    assert LlamaForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
