@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from skipwise.engines import check as module
 from skipwise.engines.check import (
@@ -21,6 +22,8 @@ from skipwise.engines.check import (
     plan_request,
 )
 from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.model.config import Origin
+from skipwise.recipes.schema import Data
 from tests.command_line import run
 from tests.tiny import byte_tokenizer, checkpoint
 
@@ -142,3 +145,21 @@ def test_the_command_ends_with_status_1_if_an_engine_differs(
     assert (far if isinstance(far, str) else " 95 tokens") in capsys.readouterr().out
     with pytest.raises(EngineError):  # transformers alone is nothing to compare
         module.check(str(model), find_engines(["transformers"]), None)
+
+
+@pytest.mark.parametrize(("on_base", "agrees"), [(1.9e-3, True), (1e-3, False), (1.0, False)])
+def test_an_engine_may_differ_as_much_as_on_the_base(model: Path, tmp_path: Path, monkeypatch, on_base, agrees) -> None:
+    """By 2e-3 nats here, ten times the limit; but not on the ground of a base that it reads wrongly, if 2e-2 are found."""
+    extended = checkpoint(tmp_path / "extended", window=512)
+    Origin(str(model), 128, Data(source="none"), target_length=512).write(extended)
+    differs = {str(extended): 2e-2 if on_base == 1.0 else 2e-3, str(model): on_base}
+
+    def answer(engine: Engine, request: Request) -> dict:
+        shift = 0.0 if engine.version == "here" else differs[request.model]
+        return {"places": [[(token, -1.0 - shift) for token in range(20)] for _ in request.places]}
+
+    ours, theirs = Engine("transformers", "", "here"), Engine("vllm", "", "there")
+    monkeypatch.setattr(Engine, "answer", answer)
+    monkeypatch.setattr(module, "engine_here", lambda name: ours)
+    [comparison] = module.check(str(extended), [ours, theirs], Console(quiet=True))
+    assert comparison.agrees is agrees
