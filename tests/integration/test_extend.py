@@ -128,7 +128,9 @@ def test_stock_transformers_loads_the_same_model(finished: Path) -> None:
 def test_a_short_training_keeps_the_window_and_the_rope(finished: Path, files, monkeypatch, tmp_path) -> None:
     long, out = finished / "model", tmp_path / "kept"
     few = {"target": "window", "train_length": 256, "training.max_steps": 1, "evaluation.windows": "null"}
+    few["attn_implementation"] = "eager"
     run(monkeypatch, *command(long, files[1], out, **few))
+    assert read_json(out / "run.json")["probe"]["attention"] == "eager"
     facts, rope = read_json(out / "run.json")["model"], read_json(long / "config.json")["rope_parameters"]
     assert (facts["original_length"], facts["target_length"], facts["interpolation"]) == (2048, 2048, "kept")
     assert (

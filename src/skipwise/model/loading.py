@@ -54,6 +54,7 @@ def load_model(
     device: torch.device | str = "cpu",
     four_bits: bool = False,
     merge: bool = True,
+    attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """Load a causal model, unchanged or with an interpolation in its config.
 
@@ -69,6 +70,7 @@ def load_model(
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
+        attn_implementation: attention of transformers, as "flash_attention_2"; default: its choice.
 
     Raises:
         ModelError: transformers cannot load the model, its frequencies are not those of ``extension``, it cannot be extended,
@@ -96,6 +98,8 @@ def load_model(
                 f"{MANIFEST} to use it on this base"
             )
     settings = lora.four_bit_settings(dtype, device) if four_bits else {}
+    if attn_implementation:
+        settings["attn_implementation"] = attn_implementation
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
     if base:
         model = lora.load_adapter(model, folder, merge=merge)

@@ -211,6 +211,9 @@ class Recipe(Section):
         "auto", description="auto: fitted from 8 times the window on, else yarn"
     )
     rope: Rope = Rope()
+    attn_implementation: str | None = Field(
+        None, description="of transformers, in training, e.g. flash_attention_2 [its choice]"
+    )
     seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method = Field(DEFAULT, description="a named set of positions, data and training settings")
     positions: Positions = Positions()

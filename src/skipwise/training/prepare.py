@@ -16,7 +16,15 @@ from skipwise.errors import DataError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.attention import other_layers
-from skipwise.model.config import Origin, load_config, read_origin, require_unchanged, resolve, weights_fingerprint
+from skipwise.model.config import (
+    Origin,
+    load_config,
+    read_origin,
+    require_unchanged,
+    resolve,
+    slides_in_some,
+    weights_fingerprint,
+)
 from skipwise.model.extension import KEPT, Extension, extension_of
 from skipwise.model.forward import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.loading import load_tokenizer
@@ -141,10 +149,16 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     whole = recipe.positions.scheme == "full_length"
     split = split_documents(store, recipe.data, window, whole=whole)
     short = int((store.lengths[split.train] < train_length).sum())
-    if store.holds_conversations and short and not whole and (kinds := other_layers(config.get_text_config())):
+    packed = bool(store.holds_conversations and short)
+    if packed and not whole and (kinds := other_layers(config.get_text_config())):
         raise DataError(
             f"{counted(short, 'document')} under {train_length:,} tokens cannot be packed: {', '.join(kinds)} layers would mix "
             f"them. Set data.min_tokens={train_length} to leave them out"
+        )
+    if "flash" in (recipe.attn_implementation or "") and (packed or slides_in_some(config)):
+        raise RecipeError(
+            f"attn_implementation {recipe.attn_implementation} takes no masks by position, which "
+            f"{'packed conversations' if packed else 'sliding-window layers'} need; leave it out"
         )
     run = PreparedRun(recipe, config, extension, train_length, window, tokenizer, store, split, default_device())
     _ = run.dataset  # refuses a position plan that does not fit the lengths

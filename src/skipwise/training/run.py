@@ -167,6 +167,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
         dtype=prepared.base_dtype,
         device=prepared.device,
         four_bits=rules is not None and rules.load_in_4bit,
+        attn_implementation=prepared.recipe.attn_implementation,
     )
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))

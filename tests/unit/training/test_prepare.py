@@ -81,6 +81,8 @@ def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_p
     chat.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     settings = {"data.source": str(chat), "data.held_out": 0.0}
     assert len(prepared(tmp_path, model, **settings).split.train) == 12
+    with pytest.raises(RecipeError, match="flash_attention_2"):
+        prepared(tmp_path, model, **settings, attn_implementation="flash_attention_2")
     config = json.loads((model / "config.json").read_text())
     kinds = ["chunked_attention"] + ["full_attention"] * (config["num_hidden_layers"] - 1)
     (model / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
