@@ -95,10 +95,11 @@ class ArmRun:
     def key(self) -> str:
         """16 hex digits of what decides the measured model: the settings, the base's weights, and the steps to measure.
 
-        A small base counts by its folder's name, so that it need not be trained yet.
+        A small base counts by its folder's name, so that it need not be trained yet. Settings that are not set do not count.
         """
         model = Path(self.recipe.model)
         decides = deciding_settings(self.recipe) | {"evaluation.eval_steps": self.recipe.evaluation.eval_steps}
+        decides = {name: value for name, value in decides.items() if value is not None}
         return content_hash(decides | {"model": model.parent.name if self.base else _fingerprint(self.recipe.model)})
 
     def folder(self, out: Path) -> Path:
