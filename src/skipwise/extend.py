@@ -94,7 +94,7 @@ def rehearse(
     accumulation(recipe.training, processes)
     prepared = prepare(recipe, console, launch)
     evaluation = plan_run_evaluation(prepared, console)
-    print_plan(with_micro_batch(prepared, None), console)
+    print_plan(with_micro_batch(prepared, launch=launch, workers=processes), console)
     try:
         require_fits(recipe, None if resume else out or training.RUNS, several=launch is not None)
         require_measurable(evaluation, prepared.device)

@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skipwise.data.text import is_held_out
+from skipwise.model.config import load_config
+from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model
+from skipwise.recipes.loading import load_recipe
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
@@ -138,6 +141,8 @@ def test_a_short_training_keeps_the_window_and_the_rope(finished: Path, files, m
     )  # transformers adds the older name
     windows = [(r.arm, r.window) for r in of_kind(out, ReadingRecord) if r.data != OTHER_TEXT]
     assert dict.fromkeys(windows) == dict.fromkeys((arm, w) for arm in ("original", "pose") for w in (256, 512, 1024))
+    recipe = load_recipe(None, {"model": str(out / "model"), "target": 4096, "interpolation": "yarn"})
+    assert extension_of(load_config(str(out / "model")), recipe).factor == 4096 / 400  # from the first base's window
 
 
 def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsys, tmp_path) -> None:

@@ -12,7 +12,7 @@ from skipwise.errors import RecipeError
 def extend(
     context: typer.Context,
     model: terminal.StartingModel = None,
-    target: terminal.Target = None,
+    target: terminal.TargetOrWindow = None,
     interpolation: terminal.Interpolation = None,
     data: Annotated[
         str | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
@@ -58,7 +58,7 @@ def extend(
 
 def plan(
     model: terminal.StartingModel = None,
-    target: terminal.Target = None,
+    target: terminal.TargetOrWindow = None,
     interpolation: terminal.Interpolation = None,
     gpus: Annotated[int, typer.Option(min=1, help="number of GPUs")] = 1,
     gpu_memory: Annotated[str, typer.Option(help="memory of each GPU, e.g. 80GB or 80GiB")] = "80GB",
@@ -150,7 +150,7 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     from skipwise.recipes.loading import load_recipe, parse_changes
 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
-    if source is None and changes.get("target") != "window":  # their recipes have an interpolation
+    if source is None:
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings

@@ -45,7 +45,8 @@ RecipeName = Annotated[str | None, typer.Option(help="YAML file, or name of a sh
 StartingModel = Annotated[
     str | None, typer.Argument(parser=model_name, help="nano, smollm2, a model folder, a hub name [nano]")
 ]
-Target = Annotated[str | None, typer.Option(help="length, e.g. 32k [8 times the original]; window: keep")]
+Target = Annotated[str | None, typer.Option(help="length, e.g. 32k [8 times the original]")]
+TargetOrWindow = Annotated[str | None, typer.Option(help="length, e.g. 32k [8 times the original]; window: keep")]
 Text = Annotated[str, typer.Option(metavar="TEXT", help="file, folder, data set name or stdlib")]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of chunks and prompts")]
 

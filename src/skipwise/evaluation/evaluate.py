@@ -146,8 +146,7 @@ def measure(
                 answer(server, prompts, console, results.append)
             left = [batch for batch in left if isinstance(batch, Readings)]
         if left:
-            rule = plan.specification
-            answer(model.load(rule.precision, four_bits=rule.load_in_4bit), left, console, results.append)
+            answer(model.load(plan.specification.precision), left, console, results.append)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, plan.specification.precision, results, console)
 
@@ -208,7 +207,7 @@ class RunEvaluation(Plan):
             "prompt_lengths": rule.prompt_lengths,
             "trials": rule.num_prompts,
             "other": rule.other_texts,
-            "weights_in_4_bits": rule.load_in_4bit,
+            "load_in_4bit": rule.load_in_4bit,
         }
 
     def plan_trained(self, folder: Path) -> Plan:

@@ -6,6 +6,7 @@ prompts of one task and length.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
-from skipwise.errors import DataError, TooShortError
+from skipwise.errors import DataError, RecipeError, TooShortError, pip_install
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.retrieval import answers, ask, draw_prompt
 from skipwise.evaluation.specification import (
@@ -180,7 +181,12 @@ def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, 
 def plan_subjects(specification: Specification, subjects: list[Subject], console: Console) -> Plan:
     """Plan what every subject reads and answers; print what that cannot show."""
     planned, short = [], dict[str, None]()
+    if specification.load_in_4bit and find_spec("bitsandbytes") is None:
+        raise RecipeError(
+            f"evaluation.load_in_4bit needs the package bitsandbytes: {pip_install('qlora')}. Or leave it out"
+        )
     for subject in subjects:
+        subject = replace(subject, model=replace(subject.model, four_bits=specification.load_in_4bit))
         batches, text = plan_model(specification, subject)
         planned.append(replace(subject, batches=batches))
         short[text] = None

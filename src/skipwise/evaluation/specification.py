@@ -70,18 +70,20 @@ class EvaluatedModel:
     control: bool = False  # whether it is measured only as the base of others
     weights: str = ""  # fingerprint
     extension: Extension | None = None  # interpolation to set when loading; None: the config's
+    four_bits: bool = False  # whether it is measured with weights in 4 bits
 
-    def load(self, precision: str, *, four_bits: bool = False) -> PreTrainedModel:
+    def load(self, precision: str) -> PreTrainedModel:
         """Load the model: on a GPU with weights in ``precision`` or 4 bits, else in float32 under autocast."""
-        device = default_device()
+        device, four_bits = default_device(), self.four_bits
         dtype = dtype_of(precision) if device.type == "cuda" else torch.float32
-        return load_model(self.name, self.extension, dtype=dtype, device=device, four_bits=four_bits).eval()
+        settings: dict[str, Any] = {"four_bits": four_bits, "merge": not four_bits}  # weights in 4 bits merge nothing
+        return load_model(self.name, self.extension, dtype=dtype, device=device, **settings).eval()
 
     @property
     def digest(self) -> str:
         """16 hex digits of the weights and the interpolation."""
         extension = "" if self.extension is None else repr(self.extension)
-        return short_digest(f"{self.weights}{extension}".encode())
+        return short_digest(f"{self.weights}{extension}{' in 4 bits' if self.four_bits else ''}".encode())
 
 
 def find_models(

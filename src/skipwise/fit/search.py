@@ -25,7 +25,7 @@ from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import SHORT_WINDOW, WINDOW, format_length
-from skipwise.model.config import Origin, load_config, read_origin, weights_fingerprint
+from skipwise.model.config import Origin, load_config, read_origin, read_rope_origin, weights_fingerprint
 from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.extension import Extension, extension_of, plan_extension, set_frequencies
 from skipwise.model.forward import choose_precision, default_device, dtype_of
@@ -54,7 +54,7 @@ def fit(
     model: str, *, target: int | None, data: Data, out: Path | None, minutes: float, seed: int, console: Console
 ) -> tuple[Fit, Path]:
     """Measure interpolations of a model, without training, and return the fit and its folder."""
-    config, origin = load_config(model), read_origin(model)
+    config, origin, read = load_config(model), read_rope_origin(model), read_origin(model)
     template = plan_extension(
         config,
         target_length=target,
@@ -70,7 +70,7 @@ def fit(
     tokenizer = load_tokenizer(model)
     store = tokenise(data, tokenizer, console)
     check_vocabulary(store, config.get_text_config().vocab_size)
-    windows = draw_windows(_documents(store, data, origin, template, console), tokenizer, original, reached, seed)
+    windows = draw_windows(_documents(store, data, read, template, console), tokenizer, original, reached, seed)
     with doing("loading the model", console):
         device = default_device()
         precision = choose_precision("auto", device)

@@ -301,6 +301,14 @@ def read_origin(name: str) -> Origin | None:
     return Origin(**stored | {"data": Data(**about["data"]), "documents": documents})
 
 
+def read_rope_origin(name: str) -> Origin | None:
+    """Read the origin of a model's RoPE: a model that kept its window has that of its base."""
+    origin = read_origin(name)
+    while origin and origin.original_length == origin.target_length:
+        origin = read_origin(origin.base)
+    return origin
+
+
 def promised_length(name: str, original: int | None = None) -> int | None:
     """Return the tokens that a model is made to read: its target length, or the window of its config.
 

@@ -267,9 +267,8 @@ class GGUFFile:
         self.types = " and ".join(sorted({tensor.tensor_type.name for tensor in matrices}))
         # Quantised weights become bfloat16, the type that most models were trained in.
         self.dtype = _PLAIN_TYPES.get(self.types, torch.bfloat16)
-        vectors = (
-            torch.tensor(t.data) for t in self.reader.tensors if len(t.shape) == 1 and t.data.dtype == np.float32
-        )
+        norms = [each for each in self.reader.tensors if len(each.shape) == 1 and not each.name.startswith("rope_")]
+        vectors = (torch.tensor(norm.data) for norm in norms if norm.data.dtype == np.float32)
         self.vectors_fit = all(torch.equal(vector, vector.to(self.dtype).float()) for vector in vectors)
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -19,7 +19,7 @@ from skipwise.model.config import (
     head_size,
     original_length as stated_length,
     reach_of,
-    read_origin,
+    read_rope_origin,
     rope_of,
     rotated_dims,
     slides,
@@ -138,7 +138,7 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
     ``fitted`` is planned as ``power`` before the fit. ``auto`` is YaRN below 8 times the original length, and replaces no scaling.
     """
-    origin, automatic = read_origin(recipe.model), recipe.interpolation == AUTO
+    origin, automatic = read_rope_origin(recipe.model), recipe.interpolation == AUTO
     if recipe.target == WINDOW:
         return plan_extension(
             config,

@@ -23,7 +23,7 @@ from skipwise.model.config import (
     weights_fingerprint,
     write_legacy_keys,
 )
-from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
+from skipwise.model.extension import KEPT, Extension, check_frequencies, plan_extension, set_interpolation
 from skipwise.model.forward import autocast, dtype_of, in_mode, trial_ids, weights_precision
 from skipwise.results.files import fresh_folder, read_json, write_json
 
@@ -85,7 +85,8 @@ def load_model(
     config = load_config(name)
     if target_length is not None or interpolation is not None:
         extension = plan_extension(config, target_length=target_length, interpolation=interpolation)
-        extension = extension if interpolation else replace(extension, interpolation="yarn")
+        if not interpolation and extension.interpolation != KEPT:
+            extension = replace(extension, interpolation="yarn")
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)

@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from skipwise.errors import RecipeError, nearest
+from skipwise.method.lengths import WINDOW
 from skipwise.recipes.names import expanded, is_secret, refusal
 from skipwise.recipes.schema import METHODS, RATES, Lora, Recipe, Section, merged
 from skipwise.results.files import write_text
@@ -143,6 +144,9 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             for section, keys in settings.items():
                 if isinstance(base.get(section), dict):
                     base[section] = {key: value for key, value in base[section].items() if key not in keys}
+    if changes.get("target") == WINDOW and "interpolation" not in changes:  # it belongs to the recipe's own target
+        base.pop("interpolation", None)
+        base.pop("rope", None)
     if changes.get("interpolation", base.get("interpolation")) != base.get("interpolation"):
         base.pop("rope", None)
     return merged(base, changes)

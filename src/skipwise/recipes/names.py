@@ -54,8 +54,7 @@ def model_name(name: str) -> str:
 
 def public_name(source: str) -> str:
     """Return a model or text without the folders of this machine above it."""
-    path = Path(expanded(source))
-    return path.absolute().name if path.exists() else source
+    return short_name(expanded(source)) if Path(expanded(source)).exists() else source
 
 
 def short_name(model: str) -> str:

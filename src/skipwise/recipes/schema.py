@@ -264,8 +264,6 @@ class Recipe(Section):
         interpolation.check_settings("none" if self.is_fitted else self.interpolation, self.rope.settings)
         if self.lora and "learning_rate" not in self.training.model_fields_set:
             self.training.learning_rate = RATES[True]
-        if self.data.source not in self.measured_sources and "held_out" not in self.data.model_fields_set:
-            self.data.held_out = 0.0  # nothing of the training text is measured
         steps, last = self.evaluation.eval_steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(

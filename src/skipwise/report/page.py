@@ -223,6 +223,9 @@ def _conditions(data: ReportData) -> dict[str, Any]:
         "fewest": FEWEST_SEGMENTS,
         "precision": " and ".join(
             sorted({r.precision for r in records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)})
+        )
+        + (
+            ", weights in 4 bits" if any(f.info.get("evaluation", {}).get("load_in_4bit") for f in data.folders) else ""
         ),
     }
 

@@ -232,7 +232,7 @@ class Judgement:
             return ""
         return (
             f"The extension costs {self.cost.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it reads "
-            f"short texts worse than its base. {LESS_COST}, or take another interpolation."
+            f"short texts worse than its base. {LESS_COST}{'' if self.row.original == self.row.target else ', or take another interpolation'}."
         )
 
 

@@ -225,12 +225,12 @@ class EffectiveLength:
     def headline(self, original: int | None, target: int | None = None) -> str:
         """Return the result in one sentence; ``original`` and ``target`` are in tokens."""
         inside, short = self.tokens <= (original or 0), bool(target and self.tokens < target)
-        if self.own and target == original and self.claimed(original) is not None:
-            length, *before = self.own
-            if not self.tokens or not self.found:
-                return "The window is lost: it fails the rule at the shortest length that was tested"
-            of, then = (f" of its {target:,}", "") if short else ("", f", {_share(*before)} before")
-            return f"Keeps {self.tokens:,}{of} tokens: {_share(*self.found)} of passkeys found there{then if length == self.tokens else ''}"
+        if target == original and self.claimed(original) is not None and self.tokens and self.found:
+            text = f"{'Keeps' if self.own else 'Reads'} {self.tokens:,}{f' of its {target:,}' if short else ''} tokens"
+            text += f": {_share(*self.found)} of passkeys found there"
+            if self.own and self.own[0] == self.tokens:
+                text += f", {_share(*self.own[1:])} before"
+            return text + ("; nothing longer was measured" if short and not self.next else "")
         if self.claimed(original) is None or (inside and not self.next and target != original):
             text = "Too little was measured for a verdict"
         elif not self.tokens or not self.found:

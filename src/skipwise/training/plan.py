@@ -169,12 +169,20 @@ def micro_batch(
     return fits[-1]
 
 
-def with_micro_batch(run: PreparedRun, chosen: int | None) -> PreparedRun:
-    """Return the run with its windows in a pass: ``chosen`` before a resume, or what this machine's free memory holds."""
-    workers, memory = processes.launched(), machine_memory(run.device)
+def with_micro_batch(
+    run: PreparedRun, chosen: int | None = None, launch: str | None = None, workers: int = 1
+) -> PreparedRun:
+    """Return the run with its windows in a pass: ``chosen`` before a resume, or what this machine's free memory holds.
+
+    ``launch`` and ``workers`` are the engine and the processes of a dry run.
+    """
+    workers, memory = max(workers, processes.launched()), machine_memory(run.device)
     if run.device.type == "cuda":
+        torch.cuda.empty_cache()  # of a fit
         memory = torch.cuda.mem_get_info()[0]
-    hardware = Hardware(workers if processes.sharding() else 1, memory or 0)
+    hardware = Hardware(workers if processes.sharding(launch) else 1, memory or 0)
+    if chosen and run.recipe.training.global_batch_size % (chosen * workers):  # of fewer processes
+        chosen = None
     number = chosen or micro_batch(run.config, run.recipe, run.window, hardware, workers, here=True)
     training = run.recipe.training.model_copy(update={"per_device_train_batch_size": number})
     return replace(run, recipe=run.recipe.model_copy(update={"training": training}))

@@ -151,7 +151,10 @@ def test_lengths_that_no_memory_holds_are_refused() -> None:
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_a_model_is_measured_in_4_bits(tmp_path: Path) -> None:
     model = replace(MODEL, name=str(checkpoint(tmp_path, hidden_size=128, intermediate_size=256)))
-    assert model.load("float32", four_bits=True).is_loaded_in_4bit
+    rule = READ.model_copy(update={"load_in_4bit": True})
+    [planned] = plan_subjects(rule, [Subject(model, byte_tokenizer(), [TEXT], set(), [])], QUIET).subjects
+    assert planned.model.load("float32").is_loaded_in_4bit
+    assert planned.model.digest != model.digest  # a resume in 4 bits measures again
 
 
 def test_lengths_double_from_the_original_to_the_target() -> None:

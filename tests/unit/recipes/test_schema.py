@@ -144,9 +144,9 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         assert part in str(caught.value)
 
 
-def test_a_tenth_is_held_out_only_where_it_is_measured() -> None:
-    other = {"data.source": "mine", "evaluation.source": "theirs"}
-    assert load_recipe(None, {"data.source": "mine"}).data.held_out == 0.1
-    assert load_recipe(None, other).data.held_out == 0
-    assert load_recipe(None, {**other, "data.held_out": 0.2}).data.held_out == 0.2
-    assert load_recipe(None, {**other, "evaluation.source": ["theirs", "mine"]}).data.held_out == 0.1
+def test_a_kept_window_takes_no_interpolation_of_a_recipe() -> None:
+    recipe = load_recipe("nano", {"target": "window"})
+    assert (recipe.interpolation, recipe.rope.power) == ("auto", None)
+    assert (
+        load_recipe("nano", {"target": "window", "interpolation": "yarn"}).interpolation == "yarn"
+    )  # refused with the model
