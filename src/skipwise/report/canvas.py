@@ -176,7 +176,11 @@ def curve_plot(
             )  # fmt: skip
 
     columns = ["label", axis[0], title, "low_95", "high_95"]
-    table = [[label, x, v.mean, v.low, v.high] for label, curve in points.items() for x, v in curve]
+    table = [
+        [label, x, v.mean, *("" if math.isinf(end) else end for end in (v.low, v.high))]  # one run has no interval
+        for label, curve in points.items()
+        for x, v in curve
+    ]
     return Plot(name, title, columns, table, draw, caption)
 
 
