@@ -154,7 +154,7 @@ def _arm_run(exhibit: Exhibit, block: Block, label: str, scale: Scale, out: Path
         arm |= {"evaluation.models": ["trained"], "positions.scheme": row.arm}
         arm |= {f"positions.{name}": value for name, value in row.positions.items()}
     if row.arm == "full_length":  # as many windows a step as the others, which are longer
-        micro = plain.training.per_device_train_batch_size * plain.train_length_of(original) // target
+        micro = (plain.training.per_device_train_batch_size or 1) * plain.train_length_of(original) // target
         arm["training.per_device_train_batch_size"] = max(1, micro)
     measured = _measured(exhibit, block, scale, original, target, plain.training.max_steps)
     recipe = load_recipe(scale.recipe, {**measured, **changes, **arm})
