@@ -128,7 +128,7 @@ def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
 def matrix_rate(job: PreparedRun, precision: str) -> float:
     """Return the operations a second of a product of the batch with the largest layer's weights."""
     config, dtype = load_config(job.recipe.model), dtype_of(precision)
-    tokens = job.recipe.training.per_device_train_batch_size * job.train_length
+    tokens = (job.recipe.training.per_device_train_batch_size or 1) * job.train_length
     rows = torch.ones(tokens, config.hidden_size, dtype=dtype, device=job.device)
     weights = torch.ones(config.intermediate_size, config.hidden_size, dtype=dtype, device=job.device)
     times = []

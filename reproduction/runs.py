@@ -76,7 +76,7 @@ class ArmRun:
     @property
     def target(self) -> int:
         """Target length, in tokens."""
-        assert self.recipe.target is not None  # every block has one
+        assert isinstance(self.recipe.target, int)  # every block has one
         return self.recipe.target
 
     @property
