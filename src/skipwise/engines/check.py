@@ -195,7 +195,7 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
     """Compare engines with this environment's transformers on at most ``length`` tokens; llama.cpp reads an f32 file.
 
-    Some networks differ more between engines (Gemma 3: 2e-3 nats), so an engine may differ by half more than it does on the base.
+    Some networks differ more between engines (Gemma 3: 2e-3 nats), so an engine may differ by 1.5 times its difference on the base.
     """
     from skipwise.engines.export import write_gguf  # which imports this module
 
