@@ -35,7 +35,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
 from skipwise.model.config import experts_of, head_size
-from skipwise.model.forward import autocast, dtype_of, in_slices, stock_model, worth_chunking
+from skipwise.model.forward import autocast, dtype_of, in_slices, slice_rows, stock_model, worth_chunking
 from skipwise.recipes.schema import Lora
 
 # Activation checkpointing: the field of TrainingArguments, with "_enable" the method of a model. Recipes have the older name.
@@ -87,12 +87,12 @@ def step_cost(
 
     ``weights`` is the dtype of the parameters, with LoRA (``rules``) of the frozen ones; autocast to ``precision`` computes.
     ``sliced_loss`` computes large logits in slices, as on one GPU. Of layers that are alike, steps of two and of three are counted:
-    each layer adds the same.
+    each layer adds the same. With checkpointing of all weights the peak may move with their number, so all are counted.
     """
     text = config.get_text_config()
     kinds, layers = getattr(text, "layer_types", None) or [], text.num_hidden_layers
     how = (window, micro_batch, precision, weights, checkpointing, rules, sliced_loss)
-    if layers <= 3 or len(set(kinds)) > 1 or experts_of(text):
+    if layers <= 3 or len(set(kinds)) > 1 or experts_of(text) or (checkpointing and rules is None):
         return _counted_step(config, *how)
     small = []
     for number in (2, 3):
@@ -134,6 +134,9 @@ def _counted_step(
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
     head, embedding = stock.get_output_embeddings(), cast(torch.nn.Embedding, stock.get_input_embeddings())
+    if sliced:  # one slice was run: add the products of the others, forward and backward
+        products = 2 + head.weight.requires_grad
+        held.operations += products * 2 * head.weight.numel() * (tokens - slice_rows(tokens, len(head.weight)))
     blocks = [block for part in model.modules() if isinstance(part, torch.nn.ModuleList) for block in part]
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),

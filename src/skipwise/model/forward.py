@@ -138,6 +138,11 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
     return bool(torch.isclose(sliced, whole, rtol=1e-4 if precision == "float32" else 1e-2, atol=0))
 
 
+def slice_rows(tokens: int, vocabulary: int) -> int:
+    """Return the tokens of a slice."""
+    return max(1, min(tokens, _SLICE_BYTES // (4 * vocabulary)))
+
+
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
     """Compute the model's loss in slices inside this context, where its "logits" are hidden states."""
@@ -195,7 +200,7 @@ class _Sliced(torch.autograd.Function):
         by_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
         matrix, addend = weight.to(dtype), None if bias is None else bias.to(dtype)
         total = torch.zeros((), device=states.device)
-        rows = max(1, min(len(states), _SLICE_BYTES // (4 * len(weight))))
+        rows = slice_rows(len(states), len(weight))
         buffer = states.new_empty(rows, len(weight), dtype=dtype)  # fresh memory for each slice would cost page faults
         for begin in range(0, len(states), rows):
             part = slice(begin, begin + rows)
@@ -210,6 +215,8 @@ class _Sliced(torch.autograd.Function):
                 by_weight += logits.T @ some
             if by_bias is not None:
                 by_bias += logits.sum(0)
+            if isinstance(states, FakeTensor):  # of ``step_cost``: each slice takes what the first takes
+                break
         ctx.gradients = by_states, by_weight, by_bias
         return total
 
@@ -235,6 +242,6 @@ def _to_gradients(logits: torch.Tensor, targets: torch.Tensor, counts: torch.Ten
         log_sum = -chances.amax(-1).log()
         total += ((log_sum - scores.gather(1, target)[:, 0]) * count).sum()
         logits[part].copy_(chances.mul_(count[:, None]).scatter_add_(1, target, -count[:, None]))
-        if isinstance(logits, FakeTensor):  # of ``step_cost``: each of thousands of parts takes what the first takes
+        if isinstance(logits, FakeTensor):  # as above
             break
     return total

@@ -209,9 +209,13 @@ def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardw
         (f"{lora}--set lora.load_in_4bit=true", gpus, light, four_bits),
         *((f"{lora}--gpus {more}", more, light, rules) for more in (2, 4, 8, 16, 32, 64) if more > gpus),
     ]
+    parameters = meta_model(config).num_parameters()
     steps: dict[tuple[bool, bool], StepCost] = {}  # neither bits nor the number of shards change a micro-batch
     for options, number, training, rank in runs:
         if batch % number or (gpus > 1 and "bit" in options):  # shards have no low bits
+            continue
+        moments = OPTIMIZER_BYTES.get(training.optim, (8.0, 8.0))[0]
+        if rank is None and (8 + moments) * parameters > number * hardware.memory:  # even without activations
             continue
         changed = recipe.model_copy(update={"training": training, "lora": rank})
         step = steps.get((rank is None, number > 1))

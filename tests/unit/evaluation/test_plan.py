@@ -146,6 +146,7 @@ def test_lengths_that_no_memory_holds_are_refused() -> None:
     inner = config.num_hidden_layers * (4 * config.hidden_size**2 + 3 * config.hidden_size * config.intermediate_size)
     assert too_long([part], config, "bf16", room - 1.47 * inner, four_bits=True) == ""
     assert too_long([part], config, "bf16", room - 1.48 * inner, four_bits=True)
+    assert "evaluation.load_in_4bit" in too_long([part], config, "bf16", weights - 1)
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
