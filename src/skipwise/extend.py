@@ -56,7 +56,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     trained = run.model.exists()
     if trained:
         require_unchanged(run.model, "delete the folder, and --resume saves the model again from the last checkpoint")
-    else:
+    processes.broadcast(not trained)
+    if not trained:
         model, probe = training.load_and_probe(prepared, console)  # a model that fails leaves no folder
     training.begin_run(run, recipe, resume=resume)
     results = Results(run.results)
@@ -65,7 +66,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run.record(**prepared.facts, evaluation=evaluation.facts, fingerprints=known | fingerprints)
     if fit:
         write_text(run.path / fit.name, fit.read_text(encoding="utf-8"))
-    training.announce(prepared, run, training=not trained)
+    training.announce(prepared, run)
     if not trained:
         run.record(probe=vars(probe))
         _train(prepared, evaluation, model, run, results, resume, console)

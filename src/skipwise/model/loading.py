@@ -1,12 +1,13 @@
 """Load a checkpoint as a stock transformers class, unchanged or with an interpolation; save it, checked by loading it again."""
 
+import copy
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, library_errors, out_of_memory
@@ -24,7 +25,7 @@ from skipwise.model.config import (
     write_legacy_keys,
 )
 from skipwise.model.extension import KEPT, Extension, check_frequencies, plan_extension, set_interpolation
-from skipwise.model.forward import autocast, dtype_of, in_mode, trial_ids, weights_precision
+from skipwise.model.forward import autocast, dtype_of, in_mode, random_state_kept, trial_ids, weights_precision
 from skipwise.results.files import fresh_folder, read_json, write_json
 
 UNSAVED = "unsaved_sampling"
@@ -108,6 +109,22 @@ def load_model(
         torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)
+    mask_by_position(model)
+    return model
+
+
+def two_layers(
+    config: PretrainedConfig, extension: Extension, device: torch.device, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Return a stock model with two layers of a config and drawn weights, for a small vocabulary."""
+    config = copy.deepcopy(config)
+    set_interpolation(config, extension)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 2, 64, None
+    if kinds := getattr(text, "layer_types", None):
+        text.layer_types = kinds[:1] + kinds[-1:]
+    with random_state_kept(device), torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
     mask_by_position(model)
     return model
 

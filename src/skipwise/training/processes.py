@@ -123,6 +123,13 @@ def together(*, rank_0_first: bool = False) -> Iterator[None]:
         raise TrainingError(failed[0])
 
 
+def join_deepspeed() -> None:
+    """Let DeepSpeed find the processes before it partitions weights."""
+    import deepspeed
+
+    deepspeed.init_distributed(verbose=False)
+
+
 def finish() -> None:
     """End distributed training; rank 0 continues alone and loads whole models."""
     if launched() == 1:

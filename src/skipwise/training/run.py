@@ -17,13 +17,14 @@ from skipwise.data.examples import collate
 from skipwise.errors import PeerError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.extension import check_frequencies
-from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
+from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended, two_layers
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
+from skipwise.training.arguments import training_arguments
 from skipwise.training.checkpoints import disk_errors, latest_complete
 from skipwise.training.plan import require_fits, with_micro_batch
 from skipwise.training.prepare import PreparedRun, prepare
@@ -129,17 +130,20 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
         return prepare(recipe, console)
 
 
-def announce(prepared: PreparedRun, run: RunFolder, *, training: bool) -> None:
-    """Give the other processes the folder that rank 0 has begun, and whether the run is still to be trained."""
+def announce(prepared: PreparedRun, run: RunFolder) -> None:
+    """Give the other processes the folder that rank 0 has begun."""
     micro = prepared.recipe.training.per_device_train_batch_size
-    processes.broadcast((run.path.absolute(), run.identity, prepared.decides, training, micro))
+    processes.broadcast((run.path.absolute(), run.identity, prepared.decides, micro))
     with processes.together():
         pass  # another machine may refuse the folder
 
 
 def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collection[int]) -> RunFolder:
     """Train with rank 0, which does everything else."""
-    path, identity, decides, training, micro = processes.broadcast(None)
+    untrained = processes.broadcast(None)
+    if untrained:
+        model, _ = load_and_probe(prepared, console)
+    path, identity, decides, micro = processes.broadcast(None)
     run, prepared = RunFolder(path), with_micro_batch(prepared, micro)
     with processes.together():
         differ = [name for name, value in prepared.decides.items() if value != decides[name]]
@@ -149,9 +153,8 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
             raise RunError(
                 f"{' and '.join(differ)} differ from rank 0's; give all machines the same, and a shared --out"
             )
-    if training:
+    if untrained:
         try:
-            model, _ = load_and_probe(prepared, console)
             train_run(prepared, model, run, resume=resume, save_at=save_at)
         except SkipwiseError as error:
             raise PeerError(str(error)) from error  # rank 0 has not met it
@@ -159,19 +162,32 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
 
 
 def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
-    """Load the interpolated model for training, and prove that its chunks attend to each other."""
-    rules = prepared.recipe.lora
+    """Load the interpolated model for training, and prove that its chunks attend to each other.
+
+    Under ZeRO-3 each process keeps its part of each weight that rank 0 reads, so two layers with drawn weights are probed.
+    """
+    recipe, rules = prepared.recipe, prepared.recipe.lora
+    precision, target = prepared.precision, prepared.extension.target_length
+    partitioned = processes.sharding() == "zero3"
+    if partitioned:
+        sample = two_layers(prepared.config, prepared.extension, prepared.device, recipe.attn_implementation)
+        probe = probe_connectivity(sample, target, precision=precision)
+        processes.join_deepspeed()
+    # While these exist, transformers partitions the weights as it reads them.
+    settings = training_arguments(recipe.training, RUNS, recipe.seed) if partitioned else None
     model = load_model(
-        prepared.recipe.model,
+        recipe.model,
         prepared.extension,
         dtype=prepared.base_dtype,
         device=prepared.device,
         four_bits=rules is not None and rules.load_in_4bit,
-        attn_implementation=prepared.recipe.attn_implementation,
+        attn_implementation=recipe.attn_implementation,
     )
     if rules is not None:
-        model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
-    probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+        model = cast(PreTrainedModel, lora.adapt(model, rules, recipe.seed))
+    if not partitioned:
+        probe = probe_connectivity(model, target, precision=precision)
+    del settings
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
     return model, probe
 
@@ -223,7 +239,7 @@ def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> P
     assert checkpoint is not None
     rules = prepared.recipe.lora
     if rules is None:
-        model = load_model(str(checkpoint))
+        model = load_model(str(checkpoint), dtype=prepared.recipe.training.save_dtype)
         setattr(model, UNSAVED, getattr(trained, UNSAVED, {}))  # which the checkpoint lacks
         return model
     model = load_model(prepared.recipe.model, prepared.extension, dtype=prepared.base_dtype)
