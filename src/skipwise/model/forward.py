@@ -1,8 +1,8 @@
 """Forward passes: device, precision and mode, and the training loss in slices.
 
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
-that is more than all other activations. In slices the output layer returns hidden states, and the loss applies its weights
-to some tokens at a time and computes their gradients at once, in the three products of the stock step.
+that is more than all other activations. In slices the output layer computes the loss of some tokens at a time, and their
+gradients at once, in the three products of the stock step.
 """
 
 from collections.abc import Iterator
@@ -125,9 +125,7 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
     They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix.
     """
-    head = stock_model(model).get_output_embeddings()
-    whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
-    if type(head) is not torch.nn.Linear and not whole_copy:
+    if type(_output_layer(model)) is not torch.nn.Linear:
         return False
     precision, ids = weights_precision(model), trial_ids(model, 32)
     batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
@@ -145,16 +143,27 @@ def slice_rows(tokens: int, vocabulary: int) -> int:
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context, where its "logits" are hidden states."""
+    """Compute the model's loss in slices inside this context, where its "logits" are the loss.
+
+    The output layer computes it, because engines that shard a model gather a layer's weights for that layer's calls.
+    """
     stock: Any = stock_model(model)
-    head, before = stock.get_output_embeddings(), stock.loss_function
-    head.forward = lambda hidden: hidden
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
+    head, before, given = _output_layer(model), stock.loss_function, dict[str, Any]()
+    hook = stock.register_forward_pre_hook(lambda _, __, options: given.update(options), with_kwargs=True)
+    head.forward = lambda hidden: _sliced(hidden, head, **given)
+    stock.loss_function = lambda logits, *_, **__: logits
     try:
         yield
     finally:
+        hook.remove()
         stock.loss_function = before
         del head.forward
+
+
+def _output_layer(model: PreTrainedModel) -> Any:
+    """Return the output layer, inside peft's wrapper the copy that is trained."""
+    head: Any = stock_model(model).get_output_embeddings()
+    return next(iter(head.modules_to_save.values()), head) if hasattr(head, "modules_to_save") else head
 
 
 def _sliced(
@@ -196,7 +205,7 @@ class _Sliced(torch.autograd.Function):
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad
         by_states = torch.empty_like(states) if needed[0] else None
-        by_weight = torch.zeros_like(weight) if needed[1] else None
+        by_weight = torch.zeros_like(weight, dtype=torch.float32) if needed[1] else None  # slices add up
         by_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
         matrix, addend = weight.to(dtype), None if bias is None else bias.to(dtype)
         total = torch.zeros((), device=states.device)
@@ -217,7 +226,7 @@ class _Sliced(torch.autograd.Function):
                 by_bias += logits.sum(0)
             if isinstance(states, FakeTensor):  # of ``step_cost``: each slice takes what the first takes
                 break
-        ctx.gradients = by_states, by_weight, by_bias
+        ctx.gradients = by_states, None if by_weight is None else by_weight.to(weight.dtype), by_bias
         return total
 
     @staticmethod

@@ -166,12 +166,11 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids, mask, net = inputs["input_ids"], inputs["attention_mask"], cast(PreTrainedModel, self.model)
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        if self._sliced is None:  # slices need the whole output layer and plain logits; Liger has its own loss
-            other = sharded or self.label_smoother is not None or self.args.use_liger_kernel
+        if self._sliced is None:  # slices need plain logits; Liger has its own loss
+            other = self.label_smoother is not None or self.args.use_liger_kernel
             worth = worth_chunking(ids.numel(), net.config.get_text_config().vocab_size, net.device.type)
             self._sliced = not other and worth and can_be_sliced(net)
-        if mask.ndim == 4 and not self._apart and not sharded:  # the first packed texts; a shard cannot be probed
+        if mask.ndim == 4 and not self._apart:  # the first packed texts
             require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
