@@ -170,7 +170,8 @@ class _Trainer(Trainer):
             other = self.label_smoother is not None or self.args.use_liger_kernel
             worth = worth_chunking(ids.numel(), net.config.get_text_config().vocab_size, net.device.type)
             self._sliced = not other and worth and can_be_sliced(net)
-        if mask.ndim == 4 and not self._apart:  # the first packed texts
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if mask.ndim == 4 and not self._apart and not sharded:  # the first packed texts; shards need all processes
             require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
