@@ -210,7 +210,7 @@ def main() -> None:
     job = job_of(options)
     tokens = job.recipe.training.global_batch_size * job.train_length
     config, batch = load_config(options.model), job.recipe.training.global_batch_size
-    operations = step_cost(config, job.train_length, batch, sliced_loss=False).operations
+    operations = step_cost(config, job.train_length, batch).operations
     print(f"{options.model}, {torch.get_num_threads()} threads, {tokens:,} tokens a step; losses agree")
     print(
         "| | precision | tokens/s | median step, s | of the matrix rate | peak memory, MiB "

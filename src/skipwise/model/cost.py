@@ -81,17 +81,16 @@ def step_cost(
     weights: torch.dtype = torch.float32,
     checkpointing: bool = False,
     rules: Lora | None = None,
-    sliced_loss: bool = True,
 ) -> StepCost:
     """Return the cost of one training step on ``micro_batch`` examples of ``window`` tokens; no weights are read.
 
     ``weights`` is the dtype of the parameters, with LoRA (``rules``) of the frozen ones; autocast to ``precision`` computes.
-    ``sliced_loss`` computes large logits in slices, as on one GPU. Of layers that are alike, steps of two and of three are counted:
-    each layer adds the same. With checkpointing of all weights the peak may move with their number, so all are counted.
+    Of layers that are alike, steps of two and of three are counted: each layer adds the same. With checkpointing of all weights the
+    peak may move with their number, so all are counted.
     """
     text = config.get_text_config()
     kinds, layers = getattr(text, "layer_types", None) or [], text.num_hidden_layers
-    how = (window, micro_batch, precision, weights, checkpointing, rules, sliced_loss)
+    how = (window, micro_batch, precision, weights, checkpointing, rules)
     if layers <= 3 or len(set(kinds)) > 1 or experts_of(text) or (checkpointing and rules is None):
         return _counted_step(config, *how)
     small = []
@@ -113,13 +112,12 @@ def _counted_step(
     weights: torch.dtype,
     checkpointing: bool,
     rules: Lora | None,
-    sliced_loss: bool,
 ) -> StepCost:
     model, mode = _fake_model(config, weights, checkpointing, rules)
     text, parameters, stock = config.get_text_config(), list(model.parameters()), stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
     tokens = micro_batch * window
-    sliced = sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
+    sliced = not capped and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
         for parameter in parameters:

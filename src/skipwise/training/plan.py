@@ -74,7 +74,7 @@ class CostEstimate:
     gradients: float  # as they accumulate
     optimizer: float  # Adam's two moments, for example; in a sharded run also the float32 weights
     activations: float  # peak of what backward needs and the current operation holds
-    loading: float  # before training, when each process holds the whole model
+    loading: float  # before training, without gradients and optimizer
     hours: float  # of the whole run
 
     @property
@@ -112,23 +112,23 @@ def estimate_cost(
         weights=torch.bfloat16 if low else torch.float32,
         checkpointing=has_checkpointing(settings),
         rules=rules,
-        sliced_loss=not sharded,
     )
     saved = (cost.weights / cost.parameters - FOUR_BITS) * cost.quantizable if rules and rules.load_in_4bit else 0
     operations = cost.operations * batch / micro
     each, of_embedding = OPTIMIZER_BYTES.get(settings.optim, (8.0, 8.0))  # an unknown one counts as AdamW
     moments = each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
+    weights = (cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0)
     return CostEstimate(
         window,
         batch,
         micro,
         cost,
         operations,
-        weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
+        weights=weights,
         gradients=(2 if sharded else 4) * cost.trained / gpus,
         optimizer=12 * cost.trained / gpus if sharded else moments,
         activations=cost.activations,
-        loading=(2 if low and rules else 4) * cost.parameters - saved,
+        loading=weights if sharded else (2 if low and rules else 4) * cost.parameters - saved,
         hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.mfu) / 3600,
     )
 
@@ -369,7 +369,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     cost = rows[ours].cost
     console.print(f"{cost.parameters:,} parameters, {cost.trained:,} of them trained")
     console.print(_table(rows, recipe.training.max_steps, hardware))
-    on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
+    on = f"{gpus} GPUs that share the weights (--launch zero3)" if gpus > 1 else "one GPU"
     console.print(
         f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.mfu:.0%} of "
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
