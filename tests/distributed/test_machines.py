@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_engines import SETTINGS, extend, losses
+from tests.distributed.test_engines import SETTINGS, extend, losses, needs_deepspeed
 from tests.tiny import checkpoint, corpus
 
 
@@ -24,19 +24,24 @@ def machines(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def extended(machines: list[Path], out: Path) -> list[tuple[int, str]]:
+def extended(machines: list[Path], out: Path, *words: str) -> list[tuple[int, str]]:
     """Run extend on all machines at once; return how each agent ended, and what it and its process printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meeting = ["--nnodes", str(len(machines)), "--nproc-per-node", "1"]
     meeting += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    command = ["-m", "skipwise", "extend", "base", "--data", "text", "--out", str(out)]
+    command = ["-m", "skipwise", "extend", "base", "--data", "text", "--out", str(out), *words]
     command += [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     agents = []
     for rank, folder in enumerate(machines):
         environment = os.environ | {"HOME": str(folder / "home"), "SKIPWISE_CACHE": str(folder / "cache")}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+        }
         agents.append(
             subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *meeting, "--node-rank", str(rank), *command],
@@ -51,8 +56,9 @@ def extended(machines: list[Path], out: Path) -> list[tuple[int, str]]:
     return [(agent.returncode, text) for agent, text in zip(agents, printed, strict=True)]
 
 
-def test_two_machines_train_as_one_process_does(machines, tmp_path) -> None:
-    ended = extended(machines, tmp_path / "shared" / "run")
+@pytest.mark.parametrize("words", [[], pytest.param(["--launch", "zero3"], marks=needs_deepspeed)])
+def test_two_machines_train_as_one_process_does(machines, tmp_path, words: list[str]) -> None:
+    ended = extended(machines, tmp_path / "shared" / "run", *words)
     assert [code for code, _ in ended] == [0, 0], ended
     alone = extend((machines[0] / "base", machines[0] / "text"), tmp_path / "alone")
     assert alone.returncode == 0, alone.stderr

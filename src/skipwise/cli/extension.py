@@ -41,12 +41,14 @@ def extend(
     settings = _recipe(source, {**options, "data.source": data, "seed": seed}, set_, lora)
     require_source(settings.data.source)  # mistakes are met before torch is imported
     console = terminal.prepare_process()
-    from skipwise.training.processes import is_launched, launch as start, processes_of
+    from skipwise.training.processes import choose_engine, launch as start, launched, processes_of
 
-    if launch is not None and not is_launched():
+    if launch is not None:
+        choose_engine(launch)
+    if launch is not None and launched() == 1:
         processes = processes_of(launch, processes)
         if not dry_run:
-            start(launch, processes, context.obj)
+            start(processes, context.obj)
             return
     from skipwise.extend import extend, rehearse
 

@@ -25,28 +25,32 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from skipwise.errors import RecipeError, SkipwiseError, TrainingError, one_of, pip_install
 from skipwise.model.forward import default_device
 
-ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``
+ENGINE = "SKIPWISE_ENGINE"  # environment variable of ``--launch``
 _ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
 _LONGEST_WAIT = timedelta(days=7)  # rank 0 may tokenise for hours while the others wait
 
 
-def processes_of(engine: str, processes: int | None) -> int:
-    """Return the number of processes to start: ``processes``, or one for each GPU."""
+def choose_engine(engine: str) -> None:
+    """Set the engine of this run, also where another launcher started this process; refuse one that cannot run here."""
     one_of("--launch", engine, _ENGINES)
-    processes = max(torch.cuda.device_count(), 1) if processes is None else processes
-    if processes < 2:
-        raise RecipeError(f"--launch {engine} needs 2 or more processes, not {processes}; give --processes")
     if engine.startswith("zero3") and find_spec("deepspeed") is None:
         raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
     if engine == "fsdp" and default_device().type == "cpu":  # accelerate would replace it by DDP
         raise RecipeError("--launch fsdp needs GPUs; choose ddp or zero3")
+    os.environ[ENGINE] = engine
+
+
+def processes_of(engine: str, processes: int | None) -> int:
+    """Return the number of processes to start: ``processes``, or one for each GPU."""
+    processes = max(torch.cuda.device_count(), 1) if processes is None else processes
+    if processes < 2:
+        raise RecipeError(f"--launch {engine} needs 2 or more processes, not {processes}; give --processes")
     return processes
 
 
-def launch(engine: str, processes: int, words: Sequence[str]) -> None:
+def launch(processes: int, words: Sequence[str]) -> None:
     """Run ``skipwise`` with ``words`` in each process by torchrun, which ends all if one dies."""
-    os.environ[ENGINE] = engine
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process prints its own error
     meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
@@ -65,11 +69,6 @@ def launched() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def is_launched() -> bool:
-    """Return whether ``launch`` started this process."""
-    return launched() > 1 and ENGINE in os.environ
-
-
 def engine() -> str:
     """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
     if launched() == 1:
@@ -85,7 +84,9 @@ def sharding(planned: str | None = None) -> str | None:
 
 
 def engine_settings() -> dict[str, Any]:
-    """Return the ``TrainingArguments`` fields of ``--launch``; none without it."""
+    """Return the ``TrainingArguments`` fields of ``--launch``; none without it, or in the one process of a dry run."""
+    if launched() == 1:
+        return {}
     file = resources.files("skipwise").joinpath("training", "launchers", f"{os.environ.get(ENGINE)}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 

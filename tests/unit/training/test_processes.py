@@ -43,11 +43,18 @@ def test_launch_starts_one_process_for_each_gpu(monkeypatch) -> None:
     monkeypatch.setattr(processes, "find_spec", lambda _: None)
     assert processes.processes_of("ddp", None) == 4
     assert processes.processes_of("ddp", 2) == 2
-    for engine, number, cause in (
-        ("ddp", 1, "ddp"),
-        ("zero", 2, "zero"),
-        ("zero3", 2, "deepspeed"),
-        ("fsdp", 2, "GPUs"),
-    ):
+    with pytest.raises(RecipeError, match="ddp"):
+        processes.processes_of("ddp", 1)
+    for engine, cause in (("zero", "zero"), ("zero3", "deepspeed"), ("fsdp", "GPUs")):
         with pytest.raises(RecipeError, match=cause):
-            processes.processes_of(engine, number)
+            processes.choose_engine(engine)
+
+
+def test_an_engine_is_set_up_in_several_processes_alone(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "find_spec", lambda _: True)
+    monkeypatch.setenv(processes.ENGINE, "")
+    processes.choose_engine("zero3")
+    assert not processes.engine_settings()  # a dry run
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert processes.sharding() == "zero3"
+    assert processes.engine_settings()["deepspeed"]["zero_optimization"]["stage"] == 3
