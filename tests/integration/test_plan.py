@@ -45,6 +45,7 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
         ("--gpu-memory 8GB --gpus 8", "fits in 8.0 GB", ["yes", "no"]),
         ("--set training.optim=adamw_8bit", "optimizer, each GPU", ["2.1 GB"] * 2),  # a fifth of it is an embedding
         ("--set lora.load_in_4bit=true", "weights, each GPU", ["745.8 MB"] * 2),  # half of this model is embeddings
+        ("--gpus 8 --set lora.load_in_4bit=true", "weights, each GPU", ["745.8 MB"] * 2),  # not shared
         ("--set positions.scheme=full_length --set training.global_batch_size=8", "windows a step", ["8 of 16k"]),
     ],
 )
@@ -57,7 +58,7 @@ _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.l
 
 @pytest.mark.parametrize(
     ("memory", "words", "change"),
-    [("14.5GB", [], _LOW), ("3.5GB", [], f"{_LOW} {_LORA}"), ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16")],
+    [("14.5GB", [], _LOW), ("3.5GB", [], f"{_LOW} {_LORA}"), ("3.6GB", ["--gpus", "8"], f"{_LOW} {_LORA}")],
 )
 def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
     model, monkeypatch, capsys, memory: str, words: list[str], change: str

@@ -49,7 +49,7 @@ _MOST_PACKED = 4096  # packed conversations that are searched for a place to ski
 
 @dataclass(frozen=True)
 class Hardware:
-    """GPUs; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
+    """GPUs; several hold shards of weights, gradients and optimizer (ZeRO-3), or each a whole model in 4 bits."""
 
     gpus: int = 1
     memory: float = 80e9  # bytes of each GPU
@@ -102,7 +102,9 @@ def estimate_cost(
     """
     settings, rules = recipe.training, recipe.lora
     micro = min(micro or settings.per_device_train_batch_size or 1, batch)
-    gpus, sharded = hardware.gpus, hardware.gpus > 1
+    four_bits = rules is not None and rules.load_in_4bit  # each GPU holds all of it
+    sharded = hardware.gpus > 1 and not four_bits
+    shards = hardware.gpus if sharded else 1
     low = settings.precision != "float32" and (sharded or rules is not None)
     cost = cost or step_cost(
         config,
@@ -113,11 +115,11 @@ def estimate_cost(
         checkpointing=has_checkpointing(settings),
         rules=rules,
     )
-    saved = (cost.weights / cost.parameters - FOUR_BITS) * cost.quantizable if rules and rules.load_in_4bit else 0
+    saved = (cost.weights / cost.parameters - FOUR_BITS) * cost.quantizable if four_bits else 0
     operations = cost.operations * batch / micro
     each, of_embedding = OPTIMIZER_BYTES.get(settings.optim, (8.0, 8.0))  # an unknown one counts as AdamW
     moments = each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
-    weights = (cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0)
+    weights = (cost.weights - saved) / shards + (2 * cost.block + cost.output if sharded else 0)
     return CostEstimate(
         window,
         batch,
@@ -125,11 +127,11 @@ def estimate_cost(
         cost,
         operations,
         weights=weights,
-        gradients=(2 if sharded else 4) * cost.trained / gpus,
-        optimizer=12 * cost.trained / gpus if sharded else moments,
+        gradients=(2 if sharded else 4) * cost.trained / shards,
+        optimizer=12 * cost.trained / shards if sharded else moments,
         activations=cost.activations,
         loading=weights if sharded else (2 if low and rules else 4) * cost.parameters - saved,
-        hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.mfu) / 3600,
+        hours=operations * settings.max_steps / (hardware.gpus * hardware.peak * hardware.mfu) / 3600,
     )
 
 
@@ -212,15 +214,16 @@ def smallest_change(config: PretrainedConfig, recipe: Recipe, window: int, hardw
     parameters = meta_model(config).num_parameters()
     steps: dict[tuple[bool, bool], StepCost] = {}  # neither bits nor the number of shards change a micro-batch
     for options, number, training, rank in runs:
-        if batch % number or (gpus > 1 and "bit" in options):  # shards have no low bits
+        if batch % number or (gpus > 1 and "8bit" in options):  # of shards
             continue
         moments = OPTIMIZER_BYTES.get(training.optim, (8.0, 8.0))[0]
         if rank is None and (8 + moments) * parameters > number * hardware.memory:  # even without activations
             continue
         changed = recipe.model_copy(update={"training": training, "lora": rank})
-        step = steps.get((rank is None, number > 1))
+        sharded = number > 1 and not (rank and rank.load_in_4bit)
+        step = steps.get((rank is None, sharded))
         estimate = estimate_cost(config, changed, window, batch, replace(hardware, gpus=number), cost=step)
-        steps[rank is None, number > 1] = estimate.cost
+        steps[rank is None, sharded] = estimate.cost
         if hardware.holds(estimate.memory):
             return f"{small}{options}".strip() + f" ({_bytes(estimate.memory)} at the peak)"
     return ""
@@ -369,7 +372,9 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     cost = rows[ours].cost
     console.print(f"{cost.parameters:,} parameters, {cost.trained:,} of them trained")
     console.print(_table(rows, recipe.training.max_steps, hardware))
-    on = f"{gpus} GPUs that share the weights (--launch zero3)" if gpus > 1 else "one GPU"
+    whole = recipe.lora is not None and recipe.lora.load_in_4bit
+    shared = "with all weights on each (--launch ddp)" if whole else "that share the weights (--launch zero3)"
+    on = f"{gpus} GPUs {shared}" if gpus > 1 else "one GPU"
     console.print(
         f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.mfu:.0%} of "
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
