@@ -63,18 +63,16 @@ CARDS = {
 }
 
 
-def ways(recipe: Recipe, hardware: Hardware) -> dict[str, Recipe]:
+def ways(recipe: Recipe) -> dict[str, Recipe]:
     """What may be given up, least first."""
     low = {"all weights": None, "LoRA": Lora(), "LoRA, 4 bits": Lora(load_in_4bit=True)}
-    if hardware.gpus > 1:
-        del low["LoRA, 4 bits"]
     return {name: recipe.model_copy(update={"lora": rules}) for name, rules in low.items()}
 
 
 def cell(
     config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware, made: dict[Any, CostEstimate]
 ) -> str:
-    for name, changed in ways(recipe, hardware).items():
+    for name, changed in ways(recipe).items():
         key = name, hardware.gpus
         if key not in made:
             made[key] = estimate_cost(config, changed, window, recipe.training.global_batch_size, hardware, micro=1)
