@@ -7,6 +7,7 @@ gradients at once, in the three products of the stock step.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any, Literal, cast
 
 import torch
@@ -149,13 +150,22 @@ def in_slices(model: PreTrainedModel) -> Iterator[None]:
     """
     stock: Any = stock_model(model)
     head, before, given = _output_layer(model), stock.loss_function, dict[str, Any]()
-    hook = stock.register_forward_pre_hook(lambda _, __, options: given.update(options), with_kwargs=True)
+    kept, forward = vars(stock).get("forward"), stock.forward
+
+    @wraps(forward)
+    def with_labels(*args: Any, **options: Any) -> Any:  # a hook would not see them: older peft calls ``forward``
+        given.update(options)
+        return forward(*args, **options)
+
+    stock.forward = with_labels
     head.forward = lambda hidden: _sliced(hidden, head, **given)
     stock.loss_function = lambda logits, *_, **__: logits
     try:
         yield
     finally:
-        hook.remove()
+        del stock.forward
+        if kept:
+            stock.forward = kept
         stock.loss_function = before
         del head.forward
 
