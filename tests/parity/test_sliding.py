@@ -155,6 +155,23 @@ def test_a_saved_model_is_stock_and_has_the_hook_when_it_is_loaded_or_trained(ba
     assert by_our_trainer(stock, tmp_path / "run") == expected
 
 
+@pytest.mark.parametrize("tokens", [2 * SLIDE, 2 * SLIDE + 1, 6 * SLIDE - 1])
+def test_a_long_text_is_read_in_blocks_as_the_stock_model_reads_it(base: str, tokens: int) -> None:
+    model, stock = loaded(base).eval(), loaded(base).eval()
+    stock.base_model._forward_pre_hooks.clear()
+    ids, more = IDS.repeat(2, 1)[:, :tokens], IDS.repeat(2, 1)[:, :1]
+    ones = torch.ones_like(ids)
+    (hook,) = model.base_model._forward_pre_hooks.values()
+    assert bool(hook(model.base_model, (), {"attention_mask": ones})) == (tokens > 2 * SLIDE)
+    with torch.no_grad():
+        read = model(ids, ones, **{CACHE: DynamicCache(config=model.config)})
+        torch.testing.assert_close(read.logits, stock(ids, ones).logits)
+        following = model(more, torch.cat([ones, more**0], 1), **{CACHE: read.past_key_values}).logits[:, -1]
+        torch.testing.assert_close(following, stock(torch.cat([ids, more], 1)).logits[:, -1])
+        padded = ones.index_fill(1, torch.arange(3), 0)
+        torch.testing.assert_close(model(ids, padded).logits[:, 3:], stock(ids, padded).logits[:, 3:])
+
+
 @pytest.mark.parametrize("how", ["evaluated", "with a cache", "by flash attention"])
 def test_what_is_not_trained_is_the_stock_models(base: str, how: str) -> None:
     model = loaded(base).train(how != "evaluated")
@@ -163,6 +180,7 @@ def test_what_is_not_trained_is_the_stock_models(base: str, how: str) -> None:
     assert hook(model.base_model.train(), (), given)
     if how == "evaluated":
         model.eval()
+        given = {name: row[:, : 2 * SLIDE] for name, row in given.items()}
     if how == "with a cache":
         given[CACHE] = DynamicCache(config=model.config)
     if how == "by flash attention":

@@ -11,6 +11,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import create_causal_mask
@@ -26,8 +27,8 @@ _ROOM = 256  # tokens more than there are, when memory is allocated again
 def mask_by_position(model: PreTrainedModel) -> None:
     """Make sliding layers count their window in positions while ``model`` trains, in any training loop.
 
-    A forward pre-hook of the decoder builds the masks, so they are equal under peft, DDP and torch.compile. A pass with a cache
-    stays stock. In eval mode only the mask of packed texts changes.
+    A forward pre-hook of the decoder builds the masks, so they are equal under peft, DDP and torch.compile. In eval mode the
+    results stay stock: only the mask of packed texts changes, and long texts are read without a mask of tokens x tokens.
     """
     decoder: Any = stock_model(model).base_model
     config = decoder.config.get_text_config()
@@ -76,6 +77,8 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """Replace the decoder's mask by one for each kind of layer. A module function, so that it can be copied."""
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     config = decoder.config.get_text_config()
+    if _reads_in_blocks(decoder, kwargs):
+        return args, kwargs | {"attention_mask": {FULL: None, SLIDING: SlidingWindow(config.sliding_window)}}
     by_position = positions if decoder.training and slides_in_some(config) else None
     if (
         any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
@@ -90,6 +93,52 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         masks = attention_masks(config, mask, by_position.expand_as(mask), decoder.dtype)
         return args, kwargs | {"attention_mask": masks}
     return None
+
+
+def _reads_in_blocks(decoder: Any, kwargs: dict[str, Any]) -> bool:
+    """Return True for a long text without padding, read in one pass in eval mode."""
+    config, mask = decoder.config.get_text_config(), kwargs.get("attention_mask")
+    cache = kwargs.get(CACHE) if kwargs.get(CACHE) is not None else kwargs.get("past_key_values")
+    return (
+        not decoder.training
+        and slides_in_some(config)
+        and not other_layers(config)
+        and config._attn_implementation == "sdpa"
+        and (cache is None or cache.get_seq_length() == 0)
+        and isinstance(mask, torch.Tensor)
+        and mask.ndim == 2
+        and mask.shape[1] > 2 * config.sliding_window
+        and bool(mask.all())
+    )
+
+
+class SlidingWindow(torch.Tensor):
+    """Mask of a causal sliding window that SDPA applies block by block of queries.
+
+    The stock mask has tokens x tokens: 17 GB at 128k. A block of ``window`` queries reaches less than two blocks of keys.
+    """
+
+    window: int
+
+    @staticmethod
+    def __new__(cls, window: int) -> "SlidingWindow":
+        mask = torch.Tensor._make_subclass(cls, torch.empty(0))
+        mask.window = window
+        return mask
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not scaled_dot_product_attention:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        (query, key, value), options = args, dict(kwargs)
+        window, tokens = options.pop("attn_mask").window, query.shape[2]
+        places, blocks = torch.arange(tokens, device=query.device), []
+        for begin in range(0, tokens, window):
+            asked, read = slice(begin, begin + window), slice(max(0, begin - window + 1), begin + window)
+            distance = places[asked, None] - places[None, read]
+            near = (distance >= 0) & (distance < window)
+            blocks.append(func(query[:, :, asked], key[:, :, read], value[:, :, read], attn_mask=near, **options))
+        return torch.cat(blocks, dim=2)
 
 
 def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> Any:
