@@ -30,6 +30,9 @@ _ON_A_GPU = 16384
 # Logits at a time, in numbers: few on a CPU for the same reason; else 64 MiB in float32.
 _LOGITS = {"cpu": 2**21}
 _LOGITS_ON_A_GPU = 2**24
+_FEWEST_ROWS = (
+    32  # fewer at a time, and reading the output matrix takes longer than multiplying by it: 4 times at 8 rows of 262k
+)
 
 _Member = tuple[int, Window]  # the document's number, and one of its windows
 
@@ -220,7 +223,7 @@ def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Itera
         "use_cache": False,
     }
     most = _LOGITS.get(ids.device.type, _LOGITS_ON_A_GPU)
-    size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
+    size = max(_FEWEST_ROWS, most // (len(ids) * model.config.get_text_config().vocab_size))
     slices = [places[first : first + size] for first in range(0, len(places), size)]
     with _layers_run_once(model) if len(slices) > 1 else nullcontext():
         for part in slices:
