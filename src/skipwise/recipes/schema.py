@@ -142,8 +142,8 @@ class Training(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    max_steps: int = Field(1000, gt=0, description="optimizer steps")
-    global_batch_size: int = Field(64, gt=0, description="examples in each step, over all processes")
+    max_steps: int = Field(400, gt=0, description="optimizer steps")
+    global_batch_size: int = Field(16, gt=0, description="examples in each step, over all processes")
     per_device_train_batch_size: Micro = Field(None, description="examples in one pass; auto: what fits and is fast")
     learning_rate: float = Field(RATES[False], gt=0)
     warmup_steps: float = Field(10, ge=0, description="below 1: a share of max_steps")

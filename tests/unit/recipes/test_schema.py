@@ -128,7 +128,7 @@ def test_a_value_out_of_its_bounds_is_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"evaluation.save_best": True}, ["evaluation.save_best", "1,000"]),
+        ({"evaluation.save_best": True}, ["evaluation.save_best", "400"]),
         (
             {"evaluation.save_best": True, "evaluation.eval_steps": [9], "training.max_steps": 9},
             ["evaluation.eval_steps [9]"],
