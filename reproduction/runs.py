@@ -183,9 +183,11 @@ def by_position(recipe: Recipe, length: int, segments: int) -> Recipe:
 
 def _measured(exhibit: Exhibit, block: Block, scale: Scale, original: int, target: int, steps: int) -> dict[str, Any]:
     """Return the settings of an exhibit's evaluation, in tokens; ``steps`` are trained."""
+    windows = [n * original for n in block.windows] or doubled_windows(original, target)
     rule: dict[str, Any] = {
         "source": list(scale.texts) or None,
-        "windows": [n * original for n in block.windows] or doubled_windows(original, target),
+        "windows": windows,
+        "tokens_per_document": 2 * max(windows),
         "num_prompts": 50 if exhibit.passkey else 0,
     }
     if exhibit.documents:

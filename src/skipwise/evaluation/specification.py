@@ -172,7 +172,6 @@ class Specification(Evaluation):
     original: int = 1  # original length
     target: int = 1  # target length
     documents: int = Field(8, ge=0)
-    windows_per_document: int = 1  # times the largest window that is read of each document
     tasks: list[str] = Field([])
     prompt_lengths: list[int] = Field([])
     segment_lengths: list[int] = Field([])  # read once, for loss by position
@@ -191,7 +190,7 @@ class Specification(Evaluation):
 
     def tokens_read(self, longest: int) -> int:
         """Return the tokens that are read of a document, where ``longest`` is the largest window."""
-        return self.tokens_per_document or self.windows_per_document * longest
+        return self.tokens_per_document or longest
 
     @property
     def facts(self) -> dict[str, Any]:  # for ``run.json``
@@ -282,7 +281,6 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
         target,
         **given,
         texts=[other_source(recipe.data, source) for source in recipe.measured_sources],
-        windows_per_document=2,
         seed=recipe.seed,
         depths="random",
         precision=precision,

@@ -185,7 +185,7 @@ class Evaluation(Section):
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(None, description="of sliding windows [max(original / 2, target / 16)]")
     documents: int = Field(8, gt=0, description="largest number of documents")
-    tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
+    tokens_per_document: Length | None = Field(None, description="default: the largest window")
     tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = ["passkey"]  # docs/recipes.md
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
