@@ -103,11 +103,11 @@ def fit(
 ) -> None:
     """Find the best interpolation of a model, without training."""
     console = terminal.prepare_process()
+    text = terminal.read_settings(data, set_, "data.held_out").data
     from skipwise.fit.result import FILE, write_fit_page
     from skipwise.fit.search import fit as search, write_model
     from skipwise.report.page import rich_table
 
-    text = terminal.read_settings(data, set_, "data.held_out").data
     found, folder = search(
         model, target=terminal.read_length(target), data=text, out=out, minutes=minutes, seed=seed, console=console
     )

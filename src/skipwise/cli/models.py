@@ -75,6 +75,7 @@ def evaluate(
 ) -> None:
     """Measure models: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
+    settings = read_settings(data, set_, *_SETTINGS)
     from skipwise.evaluation.evaluate import evaluate, plan_models, time_here
     from skipwise.evaluation.server import connect
     from skipwise.evaluation.specification import find_models, specify
@@ -87,7 +88,6 @@ def evaluate(
         raise RecipeError(f"--lengths {lengths} and --target {target} contradict; give one")
     if only:
         one_of("--only", only, ("perplexity", "prompts", "benchmarks"))
-    settings = read_settings(data, set_, *_SETTINGS)
     serving = connect(server, server_model, at_once=server_requests, timeout=server_timeout) if server else None
     if serving and (len(models) > 1 or tasks == "none"):
         raise RecipeError("--server answers the prompts of one model; give one model and --tasks")

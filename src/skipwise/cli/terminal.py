@@ -53,8 +53,10 @@ Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of chunks an
 
 def read_settings(text: str, assignments: list[str] | None, *more: str) -> "Recipe":
     """Return the recipe of a text with the changes of ``--set``: settings of reading it, or keys among ``more``."""
+    from skipwise.data.text import require_source
     from skipwise.recipes.loading import load_recipe, parse_changes
 
+    require_source(text)  # mistakes are met before torch is imported
     changes = parse_changes(assignments or [])
     for key in changes:
         if key not in (valid := [*_TEXT, *more]):
