@@ -23,6 +23,7 @@ documents = [ids[:window] for ids in tokenizer(texts, verbose=False)["input_ids"
 
 
 def collate(rows: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Stack windows; without a mask, for context parallelism takes none but a causal one."""
     ids = torch.tensor(rows)
     return {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(window).repeat(len(ids), 1)}
 

@@ -10,7 +10,7 @@ from skipwise import PoseCollator, RequirePositions, load_model, load_tokenizer
 model, tokenizer = load_model("nano", target_length="2k").train(), load_tokenizer("nano")
 texts = [path.read_text("utf-8") for path in sorted(Path(inspect.__file__).parent.glob("*.py"))]
 documents = [{"input_ids": ids} for ids in tokenizer(texts, verbose=False)["input_ids"] if len(ids) >= 256]
-collator = PoseCollator(train_length=256, target_length="2k")
+collator = PoseCollator(train_length=256, target_length="2k", bos_token_id=tokenizer.bos_token_id)
 collator.set_epoch(0)  # before each pass over the documents
 RequirePositions("2k").watch(model)
 loader = torch.utils.data.DataLoader(documents, batch_size=4, shuffle=True, collate_fn=collator)

@@ -17,7 +17,7 @@ from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, slidi
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
 
-VOCABULARY = 61
+VOCABULARY, BOS = 61, 0
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,8 @@ def brute_force(model, document, window, stride):
     for target in range(1, len(document)):
         begin = context_begin(target, len(document), window, stride)
         context = torch.tensor(document[begin:target].astype(np.int64))[None]
+        if document[0] == BOS:  # each window begins with it
+            context[0, 0] = BOS
         logits = model(input_ids=context, attention_mask=torch.ones_like(context)).logits[0, -1]
         nll.append(-logits.double().log_softmax(-1)[int(document[target])].item())
         hits.append(int(logits.argmax()) == document[target])
@@ -59,14 +61,16 @@ def evaluations(draw):
     at_once = draw(
         st.sampled_from([(1, 3), (40, 16384), (16384, 16384)])
     )  # tokens fed, logits in multiples of the vocabulary
-    return lengths, window, draw(st.integers(1, window)), at_once
+    return lengths, window, draw(st.integers(1, window)), at_once, draw(st.booleans())
 
 
 @settings(max_examples=25, deadline=None)
 @given(evaluations())
 def test_every_token_scores_what_one_forward_scores(model, evaluation):
-    lengths, window, stride, (fed, logits) = evaluation
+    lengths, window, stride, (fed, logits), begun = evaluation
     documents, steps = documents_of(lengths), []
+    for document in documents:
+        document[:1] = BOS if begun else document[:1]
     with patch.dict(perplexity._PER_BATCH, cpu=fed), patch.dict(perplexity._LOGITS, cpu=logits * VOCABULARY):
         scores = list(sliding_scores(model, documents, window=window, stride=stride, on_progress=steps.append))
     assert sum(steps) == fed_tokens(documents, window, stride)

@@ -75,7 +75,8 @@ class ExampleRules:
 class PoseDataset(torch.utils.data.Dataset[Example]):
     """Examples of ``train_length`` tokens with positions up to ``target_length``.
 
-    An example draws a document with a chance in proportion to its tokens, then the plan.
+    An example draws a document with a chance in proportion to its tokens, then the plan. Its first token is the BOS, if the
+    document begins with one: models that learned with it, as Gemma, lose half a nat without it.
 
     Each item holds int64 arrays [tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask``. The mask is
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
@@ -130,6 +131,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 "or labels that are not all -100"
             )
         self._lengths = store.lengths[self.documents]
+        self._bos = store.tokens[store.offsets[self.documents]] == (-1 if store.bos is None else store.bos)
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         if not self._examples:
@@ -204,7 +206,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         chosen, plans = self._drawn(np.asarray(indices))
         positions = plans.position_ids()
-        rows = self.store.offsets[self.documents[chosen]][:, None] + plans.content_indices()
+        first = self.store.offsets[self.documents[chosen]]
+        rows = first[:, None] + plans.content_indices()
+        rows[:, 0] = np.where(self._bos[chosen], first, rows[:, 0])
         places, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones_like(rows)
         for row in np.flatnonzero(self._short[chosen]).tolist():
             # One more word of the seed, so that packing does not repeat another draw.

@@ -38,7 +38,7 @@ from skipwise.progress import progress
 from skipwise.recipes.schema import Data
 from skipwise.results.files import default_cache, is_shared, read_json, require_sealed, seal, sync_folder, write_json
 
-SCHEMA = 6
+SCHEMA = 7
 FILES = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")
 
 _BATCH_CHARACTERS = 2**22  # keep every core busy
@@ -60,6 +60,7 @@ class TokenStore:
         offsets: document i is ``tokens[offsets[i]:offsets[i + 1]]``, int64 [documents + 1].
         fingerprint: SHA-256 in hex of the content and the tokenizer.
         largest_token: -1 without a token.
+        bos: id of the token that the tokenizer puts before a text; None: it puts none.
         labelled: the documents are tokenised; ``context`` has the tokens without a label.
     """
 
@@ -69,6 +70,7 @@ class TokenStore:
         self.fingerprint: str = about["fingerprint"]
         self.largest_token: int = about["largest_token"]
         self.labelled: bool = about["labelled"]
+        self.bos: int | None = about["bos"]
         self.offsets: np.ndarray = np.concatenate([[0], np.fromfile(self.path / "ends.bin", dtype="<i8")])
         tokens, dtype = self.path / "tokens.bin", np.dtype(about["dtype"])  # an empty file cannot be mapped
         self.tokens: np.ndarray = np.memmap(tokens, dtype, "r") if tokens.stat().st_size else np.empty(0, dtype)
@@ -114,6 +116,14 @@ class TokenStore:
     def document(self, index: int) -> np.ndarray:
         """Return the tokens of a document: uint16 or uint32 [tokens], a view of the map."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def span(self, index: int, begin: int, end: int | None = None) -> np.ndarray:
+        """Return a part of a document, int64 [tokens]; its first token is the BOS, if the document begins with one."""
+        document = self.document(index)
+        tokens = document[begin:end].astype(np.int64)
+        if document[0] == self.bos:
+            tokens[:1] = document[0]
+        return tokens
 
 
 class StoreWriter(ExitStack):
@@ -270,7 +280,10 @@ def _build(
                     on_progress(counts["documents"], counts["tokens"], max(done) or None)
                 if counts["tokens"] >= limit:
                     break
-            files.finish(fingerprint=folder.name, source=corpus.source, labelled=isinstance(first.text, Tokens))
+            [first_id, *_] = next(text_encoder(tokenizer)(["a"]))
+            bos = first_id if first_id == tokenizer.bos_token_id else None
+            labelled = isinstance(first.text, Tokens)
+            files.finish(fingerprint=folder.name, source=corpus.source, labelled=labelled, bos=bos)
         draft.rename(folder)
         sync_folder(folder.parent)
     except (DataError, OSError):

@@ -1,5 +1,7 @@
 """Exact sliding-window perplexity: every token is scored once, and only its logits are computed.
 
+If a document begins with the model's BOS, so does every window of it, as in the PoSE authors' script.
+
 A window as long as the document scores each token after all of the document before it. A causal model's loss on a prefix
 does not depend on what follows, so this one pass gives the perplexity of every prefix.
 """
@@ -193,6 +195,9 @@ def _batches(documents: Sequence[np.ndarray], window: int, stride: int, most: in
 def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]) -> tuple[np.ndarray, np.ndarray]:
     """Return losses and hits of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
+    # Each window begins with the document's BOS, as the authors' script does.
+    first = np.array([document[0] for document, _ in batch])
+    rows[:, 0] = np.where(first == model.config.get_text_config().bos_token_id, first, rows[:, 0])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
     # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next,
     # and on a CPU the heap would grow by a slice of logits every time.

@@ -420,8 +420,7 @@ def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most
         for begin in range(0, int(store.lengths[document]) - length + 1, length)
     ]
     return [
-        Segment(store.names[d], begin, np.asarray(store.document(d)[begin : begin + length], dtype=np.int64))
-        for begin, _, d in sorted(places)[:most]
+        Segment(store.names[d], begin, store.span(d, begin, begin + length)) for begin, _, d in sorted(places)[:most]
     ]
 
 
@@ -454,6 +453,9 @@ def other_text(
             text = f"the {document.name} that ships with skipwise is training text, and is not read"
             console.print(text, style="yellow")
             continue
-        for segment in cut_segments(document.name, np.asarray(ids, dtype=np.int64), window):
+        tokens = np.asarray(ids, dtype=np.int64)
+        for segment in cut_segments(document.name, tokens, window):
+            if tokens[0] == tokenizer.bos_token_id:
+                segment.tokens[0] = tokens[0]
             segments.setdefault(len(segment.tokens), []).append(segment)
     return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")

@@ -28,6 +28,7 @@ class Windows:
     documents: list[np.ndarray]  # contiguous text, the longest first, each [dense] once it is shortened
     chunks: np.ndarray  # contiguous text with its second half moved away, [rows, 2 chunk]
     prompts: list[tuple[list[int], int]]  # passkey prompts with their answers, and the tokens of the answer
+    bos: bool = False  # whether documents and chunks begin with a BOS
 
     @property
     def dense(self) -> int:
@@ -35,19 +36,19 @@ class Windows:
 
     def shortened(self, documents: int, dense: int) -> "Windows":
         """Return fewer and shorter contiguous windows; chunks and prompts stay."""
-        long = [middle(document, dense) for document in self.documents if len(document) >= dense]
-        return replace(self, documents=long[:documents])
+        long = [document for document in self.documents if len(document) >= dense]
+        return replace(self, documents=[self.part(each, (len(each) - dense) // 2, dense) for each in long[:documents]])
+
+    def part(self, tokens: np.ndarray, begin: int, size: int) -> np.ndarray:
+        """Return a part of a document or a chunk, with its BOS."""
+        part = tokens[begin : begin + size].copy()
+        part[: self.bos] = tokens[0]
+        return part
 
     @property
     def skips(self) -> list[int]:
         """By how much the second chunk is moved: to a quarter, half and all of the target."""
         return [self.target // part - self.chunks.shape[1] for part in (4, 2, 1)]
-
-
-def middle(document: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the middle of a document; a book begins with titles and contents."""
-    begin = max(0, len(document) - tokens) // 2
-    return document[begin : begin + tokens]
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,25 @@ def draw_windows(
 ) -> Windows:
     """Draw what every candidate reads; a function of the arguments alone."""
     rng, half = np.random.default_rng([seed, original, target]), min(_CHUNK, original // 2)
+    windows = Windows(original, target, documents, np.empty(0), [], bool(documents[0][0] == tokenizer.bos_token_id))
     rows = []
     for row in range(max(4, _MOVED // half)):
         document = documents[row % len(documents)]
         begin = int(rng.integers(0, len(document) - 2 * half + 1))
-        rows.append(document[begin : begin + 2 * half])
+        rows.append(windows.part(document, begin, 2 * half))
     prompts = []
     for depth in np.linspace(0.1, 0.6, _PROMPTS):  # the number is before the part that is moved
         prompt = passkey_prompt(tokenizer, min(_PROMPT, original), rng, float(depth))
         answer = answer_ids(tokenizer, prompt.answer)
         prompts.append(([*prompt.ids, *answer], len(answer)))
-    return Windows(original, target, documents, np.stack(rows), prompts)
+    return replace(windows, chunks=np.stack(rows), prompts=prompts)
 
 
 def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[int, float]:
     """Return by distance what a chunk loses by the chunk before the skip."""
     half = windows.chunks.shape[1] // 2
-    alone = _loss(model, windows.chunks[:, half:], half - 1, 0, half, precision)
+    later = np.stack([windows.part(row, half, half) for row in windows.chunks])
+    alone = _loss(model, later, half - 1, 0, half, precision)
     return {
         skip + half: _loss(model, windows.chunks, half - 1, skip, half, precision) - alone for skip in windows.skips
     }

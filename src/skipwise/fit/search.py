@@ -22,7 +22,7 @@ from skipwise.evaluation.evaluate import measuring_seconds
 from skipwise.evaluation.plan import Workload
 from skipwise.evaluation.specification import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit, read_fit
-from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
+from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import SHORT_WINDOW, WINDOW, format_length
 from skipwise.model.config import Origin, load_config, read_origin, read_rope_origin, weights_fingerprint
@@ -159,7 +159,8 @@ def _documents(
         text = f"the longest document has {longest:,} tokens; farther distances are measured by skips alone"
         console.print(f"{text}. Best are documents of {best:,}", style="yellow")
     long = [int(i) for i in chosen[:2] if store.lengths[i] >= least]
-    return [middle(np.asarray(store.document(i), dtype=np.int64), target) for i in long]
+    begins = [max(0, int(store.lengths[i]) - target) // 2 for i in long]  # a book begins with titles and contents
+    return [store.span(i, begin, begin + target) for i, begin in zip(long, begins, strict=True)]
 
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:

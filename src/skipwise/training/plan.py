@@ -284,9 +284,8 @@ def print_plan(run: PreparedRun, console: Console) -> None:
                 f"beyond {run.train_length:,}. Add longer documents or conversations"
             )
     tokenizer, warmup = run.tokenizer, training.warmup_steps
-    bos = tokenizer.bos_token is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     lines += [
-        f"tokenizer: documents begin {f'with {tokenizer.bos_token}' if bos else 'without a BOS'}; "
+        f"tokenizer: examples begin {'without a BOS' if store.bos is None else f'with {tokenizer.bos_token}'}; "
         f"{tokenizer.eos_token or 'no EOS'} ends an answer",
         f"training: {counted(training.max_steps, 'step')} of {training.global_batch_size:,} x {run.window:,} tokens = {tokens:,} "
         f"tokens ({tokens / int(lengths.sum()):,.1f} epochs), {run.precision} on {run.device.type}",

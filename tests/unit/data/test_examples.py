@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.data.store import TokenStore, build_token_store
@@ -44,6 +45,22 @@ def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, cont
         assert (example["position_ids"] == plans.position_ids()[i]).all()
         assert example["position_ids"].max() < 256
         assert (example["attention_mask"] == 1).all()
+
+
+def test_examples_begin_with_the_bos_of_a_tokenizer_that_adds_one(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    bos = [(tokenizer.bos_token, tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=bos)
+    store = build_token_store(Data(source=str(corpus(tmp_path / "text", words=60))), tokenizer)
+    assert store.bos == 0
+    assert store.span(0, 7, 9).tolist() == [0, store.document(0)[8]]
+    data = dataset(store)
+    chosen, plans = data._drawn(np.arange(100))
+    for i, example in enumerate(data.__getitems__(range(100))):
+        places = plans.content_indices()[i]
+        assert example["input_ids"][0] == example["position_ids"][0] == 0
+        assert (example["input_ids"][1:] == store.document(chosen[i])[places[1:]]).all()
+        assert (example["labels"][1] == IGNORED) == (places[1] != 1)
 
 
 def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: TokenStore) -> None:

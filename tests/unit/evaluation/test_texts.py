@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skipwise.data.store import tokenise
+from skipwise.data.store import TokenStore, tokenise
 from skipwise.data.text import KINDS, is_held_out, shipped_text
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.specification import (
@@ -35,6 +35,9 @@ class Store(list):
 
     def document(self, i: int) -> np.ndarray:
         return self[i]
+
+    bos = None
+    span = TokenStore.span
 
 
 @pytest.fixture

@@ -86,6 +86,16 @@ def test_labels_are_taken_from_the_same_places_as_the_tokens() -> None:
     assert (kept[trained] == tokens[trained] + 1000).all()
 
 
+def test_an_example_begins_with_the_bos_that_its_document_begins_with() -> None:
+    items = documents(200, 200)  # their first tokens: 0 and 1
+    plain, begun = collator()(items), collator(bos_token_id=0)(items)
+    assert equal({key: value[1:] for key, value in plain.items()}, {key: value[1:] for key, value in begun.items()})
+    assert begun["input_ids"][0, 0] == 0
+    assert plain["input_ids"][0, 0] > 0
+    assert begun["labels"][0, 1] == IGNORED
+    assert torch.equal(plain["input_ids"][:, 1:], begun["input_ids"][:, 1:])
+
+
 class Documents(torch.utils.data.Dataset):
     """A data set as a user has it, without epochs."""
 
