@@ -66,7 +66,7 @@ _LISTS = {
     "days of the week": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
     "months": "January February March April May June July August September October November December",
     "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune",
-    "countries in Europe": "France Germany Italy Spain Portugal Greece Poland Sweden Norway Austria Belgium England",
+    "countries in Europe": "France Germany Italy Spain Portugal Greece Poland Sweden Norway Austria Belgium England Switzerland Ireland Denmark Finland Netherlands Hungary",
     "vegetables": "carrot carrots broccoli spinach potato potatoes tomato tomatoes onion onions cabbage lettuce cucumber",
     "oceans": "Pacific Atlantic Indian Arctic Southern",
     "musical instruments": "piano guitar violin drums flute trumpet cello clarinet saxophone harp",
