@@ -31,7 +31,7 @@ for seed in ${SEEDS:-0 1}; do
         $skipwise extend base --target 128k --interpolation fit/fit.json --data "$train" --seed "$seed" \
             --set positions.scheme=$scheme --set train_length=1k --set training.max_steps="${STEPS:-60}" \
             --set training.global_batch_size="${BATCH:-4}" --set training.per_device_train_batch_size=1 \
-            --set training.learning_rate=1e-4 --set training.warmup_steps=5 --set training.save_steps=10 \
+            --set training.learning_rate=2e-5 --set training.warmup_steps=5 --set training.save_steps=10 \
             --set evaluation.models="$models" --set evaluation.source="[$eval/books, $eval/reports]" \
             --set evaluation.documents="${DOCUMENTS:-2}" --set 'evaluation.windows=[128k]' \
             --set evaluation.tokens_per_document=128k --set evaluation.tasks='[passkey, keys]' \

@@ -29,7 +29,7 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
     single = "training.per_device_train_batch_size=1"
     cells, printed = planned(monkeypatch, capsys, model, "--target", "16k", "--set", single)
     assert "2,048 -> 16,384 tokens (x8, fitted" in " ".join(printed.split())
-    assert cells["windows a step"] == ["64 of 2k", "8 of 16k"]
+    assert cells["windows a step"] == ["16 of 2k", "2 of 16k"]
     assert cells["tokens in all"][0] == cells["tokens in all"][1]
     assert cells["weights, each GPU"] == ["2.7 GB", "2.7 GB"]  # 666.9 million x 4 bytes
     assert cells["optimizer, each GPU"] == ["5.3 GB", "5.3 GB"]

@@ -69,5 +69,5 @@ def test_frequencies_are_the_formulas_and_survive_a_stock_reload(
     far = torch.arange(40)[None] + FACTOR * families.WINDOW - 40
     with torch.no_grad():
         ours, theirs = (m(**batch, position_ids=far).logits for m in (model, alone))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)  # sliding layers of ours read in blocks
     assert alone.config.max_position_embeddings == FACTOR * families.WINDOW
