@@ -32,9 +32,8 @@ _ON_A_GPU = 16384
 # Logits at a time, in numbers: few on a CPU for the same reason; else 64 MiB in float32.
 _LOGITS = {"cpu": 2**21}
 _LOGITS_ON_A_GPU = 2**24
-_FEWEST_ROWS = (
-    32  # fewer at a time, and reading the output matrix takes longer than multiplying by it: 4 times at 8 rows of 262k
-)
+# Of fewer rows at a time, reading the output matrix takes longer than multiplying by it: 4 times at 8 rows of 262k.
+_FEWEST_ROWS = 32
 
 _Member = tuple[int, Window]  # the document's number, and one of its windows
 
