@@ -88,8 +88,9 @@ def reproduce(
     there = seeds_in(folder)  # those of earlier commands too
     shown = [name for name in EXHIBITS if name in names or (folder / f"{name}.md").exists()]
     write_pages({name: plan(name, there) for name in shown}, folder, folder, folder / "reproduction.md")
-    for name in names:
-        work.print_page(folder / f"{name}.md", console)
+    for page in (folder / f"{name}.md" for name in names):
+        if page.exists():
+            work.print_page(page, console)
     console.print(f"page: {folder / 'reproduction.md'}", soft_wrap=True)
 
 

@@ -24,17 +24,17 @@ class Finding:
     """A claim and its verdict."""
 
     rule: str  # the claim in words
-    holds: bool | None = None  # None where it was not measured
-    worst: str = ""  # the length or text at which it holds least, with its figures
+    holds: bool
+    worst: str  # the length or text at which it holds least, with its figures
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``does not hold`` in bold, or ``not run yet``."""
-        return "not run yet" if self.holds is None else "holds" if self.holds else "**does not hold**"
+        """``holds``, or ``does not hold`` in bold."""
+        return "holds" if self.holds else "**does not hold**"
 
     def __str__(self) -> str:
         """Return a line of Markdown."""
-        return f"- {self.rule}: {self.verdict}" + (f" ({self.worst})" if self.worst else "")
+        return f"- {self.rule}: {self.verdict} ({self.worst})"
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def rows_of(claim: Claim) -> set[str]:
     return {getattr(claim, name) for name in ("row", "other") if hasattr(claim, name)}
 
 
-def judge(claim: Claim, rows: Rows, original: int, target: int) -> Finding:
-    """Judge one claim by the scores of one block."""
+def judge(claim: Claim, rows: Rows, original: int, target: int) -> Finding | None:
+    """Judge one claim by the scores of one block; None where it was not measured."""
     judged = claim.judge(rows, original, target) if rows_of(claim) <= rows.keys() else None
-    return Finding(claim.rule, *judged) if judged else Finding(claim.rule)
+    return Finding(claim.rule, *judged) if judged else None

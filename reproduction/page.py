@@ -63,14 +63,17 @@ _PAPER = """\
 def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
     """Write the pages of the records under ``out``: exhibits into ``folder``, and the ``index``."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines, missing = [], []
     for name, runs in plans.items():
         text, findings = exhibit_page(EXHIBITS[name], runs, out, folder / "figures")
-        (page := folder / f"{name}.md").write_text(text, encoding="utf-8")
-        link = f"[{name}]({Path(os.path.relpath(page, index.parent)).as_posix()})"
+        page = folder / f"{name}.md"
+        link = f"[{name}]({Path(os.path.relpath(page, index.parent)).as_posix()})" if text else name
+        page.write_text(text, encoding="utf-8") if text else page.unlink(missing_ok=True)
         lines += [[link, EXHIBITS[name].source, *line] for line in _scores(findings)]
-    parts = ["# The paper's tables, run here", _INTRODUCTION]
-    parts += ["## Scoreboard", markdown_table(["exhibit", "in the paper", "claim", "verdict"], lines, left=4)]
+        missing += [link] * (not findings)
+    parts = ["# The paper's tables, run here", _INTRODUCTION, "## Scoreboard"]
+    parts += [markdown_table(["exhibit", "in the paper", "claim", "verdict"], lines, left=4)] if lines else []
+    parts += [f"Not run, or too little for a verdict: {', '.join(missing)}."] if missing else []
     parts += ["## How the miniature differs from the paper", _DIFFERENCES]
     if made := _made(plans, out):
         parts += ["## What made the records", made]
@@ -79,7 +82,7 @@ def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
 
 
 def exhibit_page(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, figures: Path) -> tuple[str, Findings]:
-    """One exhibit's page and its findings; figures are drawn."""
+    """Return an exhibit's page, empty if nothing was run, and its findings; figures are drawn."""
     scores, partial = collect(runs, out)
     parts = [f"# {exhibit.name}: {exhibit.title[0].lower()}{exhibit.title[1:]}", f"The paper's {exhibit.source}."]
     findings: Findings = []
@@ -91,17 +94,21 @@ def exhibit_page(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, figures: P
         records = known_costs(runs[0].recipe, runs[0].original, out)
         judged = constant_costs(records)
         findings += [("2x to 64x", finding) for finding in judged]
-        parts += ["## Cost by target", "\n".join(map(str, judged))]
-        parts += [costs_markdown(records)] if records else []
+        parts += ["## Cost by target", "\n".join(map(str, judged)), costs_markdown(records)] if records else []
+    missing = []
     for block in exhibit.blocks:
         planned, rows = [run for run in runs if run.block == block.label], scores.get(block.label, {})
-        judged = [judge(claim, rows, planned[0].original, planned[0].target) for claim in exhibit.claims_in(block)]
+        if not any(row.measured for row in rows.values()):
+            missing.append(block.label)
+            continue
+        claims = [judge(claim, rows, planned[0].original, planned[0].target) for claim in exhibit.claims_in(block)]
+        judged = [finding for finding in claims if finding]
         findings += [(block.label, finding) for finding in judged]
         parts += [f"## {block.label}", "\n".join(map(str, judged))]
-        if any(row.measured for row in rows.values()):
-            parts += block_markdown(exhibit, block, planned, rows, partial.get(block.label, []), figures)
-        else:
-            parts.append("Not run yet.")
+        parts += block_markdown(exhibit, block, planned, rows, partial.get(block.label, []), figures)
+    if not any(parts[2:]):
+        return "", []
+    parts += [f"Not run: {'; '.join(missing)}."] if missing else []
     return "\n\n".join(part for part in parts if part) + "\n", findings
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from reproduction import paper
-from reproduction.claims import Rows
+from reproduction.claims import Rows, seeds_interval
 from reproduction.exhibits import Block, Exhibit
 from reproduction.runs import ArmRun
 from skipwise.evaluation.specification import specification_of
@@ -23,9 +23,12 @@ def block_markdown(
     exhibit: Exhibit, block: Block, runs: Sequence[ArmRun], rows: Rows, partial: Sequence[ArmRun], figures: Path
 ) -> list[str]:
     """Return how a block was trained and measured, its figures, drawn into ``figures``, and its tables."""
+    missing = [display_name(label) for label, row in rows.items() if not row.measured]
+    rows = {label: row for label, row in rows.items() if row.measured}
     texts = list(dict.fromkeys(text for row in rows.values() for text, _ in [*row.nll, *row.segments]))
     left_out = [f"{display_name(run.row)}, seed {run.recipe.seed}" for run in partial]
     setup = [_budget(runs, rows), _reading(runs, rows)]
+    setup += [f"Not run: {', '.join(missing)}."] * bool(missing)
     setup += [f"Left out, because measured in part: {'; '.join(left_out)}."] * bool(left_out)
     original = runs[0].original
     tables = []
@@ -52,7 +55,7 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
     spread = " ±: standard deviation over seeds." if len(seeds) > 1 else ""
     budgets: dict[str, list[str]] = {}
     for run in runs:
-        if run.trained and run.recipe.seed == seeds[0] and rows[run.row].measured:
+        if run.trained and run.recipe.seed == seeds[0] and run.row in rows:
             training = run.recipe.training
             steps = f"{training.max_steps:,} steps of {training.global_batch_size} x {run.window:,}"
             budgets.setdefault(f"{run.tokens:,} tokens ({steps})", []).append(display_name(run.row))
@@ -80,30 +83,39 @@ def _figure(exhibit: Exhibit, block: Block, rows: Rows, text: str, original: int
     """Draw the exhibit's figure, of several texts the first, and return the link."""
     if exhibit.show == "perplexity":
         title, axis = f"Perplexity by window, {text}", ("window (tokens)", "perplexity")
-        points = {label: {n: score[0] for n, score in row.by_window(text).items()} for label, row in rows.items()}
+        curves = {label: {n: _over_seeds(row.nll[text, n]) for n in row.by_window(text)} for label, row in rows.items()}
     elif exhibit.show == "curves":
         title, axis = f"Perplexity of the first tokens, {text}", ("tokens read", "perplexity")
-        points = {label: row.first_tokens(text) for label, row in rows.items()}
+        curves = {label: {n: _alone(v) for n, v in row.first_tokens(text).items()} for label, row in rows.items()}
     elif exhibit.show == "passkey":
         title, axis = "Passkeys found (%)", ("prompt (tokens)", "found (% of prompts)")
-        points = {label: {n: 100 * row.share_found(n) for n in row.hits} for label, row in rows.items()}
+        shares = {
+            label: {n: [f / all_ for f, all_ in seeds] for n, seeds in row.hits.items()} for label, row in rows.items()
+        }
+        curves = {label: {n: seeds_interval(v).times(100) for n, v in by.items()} for label, by in shares.items()}
     elif exhibit.show == "costs":
         title, axis = "Loss at the target by step", ("training steps", "loss (nats per token)")
-        points = {label: {n: fmean(v) for n, v in row.steps.items()} for label, row in rows.items()}
+        curves = {label: {n: _alone(fmean(v)) for n, v in row.steps.items()} for label, row in rows.items()}
     else:
         return ""
-    if sum(map(bool, points.values())) < 2 or max(map(len, points.values())) < 2:  # only a row or column of the table
+    curves = {label: curve for label, curve in curves.items() if curve}
+    if len(curves) < 2 or max(map(len, curves.values())) < 2:  # only a row or column of the table
         return ""
-    values = {
-        label: {x: Interval(y, -math.inf, math.inf) for x, y in curve.items()}
-        for label, curve in points.items()
-        if curve
-    }
     name = f"{exhibit.name}-{block.label}".replace(", ", "-").lower()
     marked = original if axis[1] == "perplexity" else None
-    plot = curve_plot(name, title, axis, values, marked, percent="%" in axis[1])
+    plot = curve_plot(name, title, axis, curves, marked, percent="%" in axis[1])
     write(plot, folder, png=False)  # with a CSV; the pages need no PNG
     return f"![{title}: {block.label}](figures/{name}.svg)"
+
+
+def _over_seeds(nll: Sequence[float]) -> Interval:
+    """Return the perplexity of one loss a seed, with its 95% interval over seeds."""
+    return seeds_interval(nll).exp() if len(nll) > 1 else _alone(perplexity_of(nll[0]))
+
+
+def _alone(value: float) -> Interval:
+    """Return a value that has no interval."""
+    return Interval(value, -math.inf, math.inf)
 
 
 def _perplexity_table(block: Block, rows: Rows, text: str, original: int) -> str:
@@ -216,7 +228,4 @@ def _mean(score: tuple[float, float] | None) -> str:
 
 
 def _line(label: str, cells: Sequence[str], published: Iterable[str] = ()) -> list[str]:
-    """Return a row, with a note if no cell is measured."""
-    if cells and all(cell == "–" for cell in cells):
-        cells = ["not run yet", *cells[1:]]
     return [display_name(label), *cells, *published]

@@ -57,5 +57,4 @@ FOUND = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
 def test_a_claim_is_judged_where_it_holds_least_up_to_the_target(claim, scores, holds) -> None:
     original = 512 if isinstance(claim, Keeps) else 256
     finding = judge(claim, scores, original, 512)
-    assert finding.holds is holds
-    assert (finding.verdict == "not run yet") is (holds is None)
+    assert (finding and finding.holds) is holds

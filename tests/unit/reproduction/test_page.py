@@ -50,12 +50,21 @@ def pages(out, folder, changes) -> dict[str, str]:
     return {path.stem: path.read_text() for path in folder.rglob("*.md")}
 
 
-def test_without_records_every_claim_stands_on_the_scoreboard_as_not_run_yet(tmp_path, out) -> None:
+def test_without_records_every_exhibit_is_named_as_not_run(tmp_path, out) -> None:
     text = pages(tmp_path / "none", tmp_path / "docs", {})
-    board = [line for line in text["reproduction"].splitlines() if line.startswith("| [")]
-    assert all(line.endswith("| not run yet |") for line in board)
-    assert {line.split("]")[0].removeprefix("| [") for line in board} == set(EXHIBITS) - {"coverage"}
-    assert all("Not run yet." in text[name] for name in EXHIBITS if name != "coverage")
+    [line] = [line for line in text["reproduction"].splitlines() if line.startswith("Not run")]
+    assert line.endswith(f": {', '.join(EXHIBITS)}.")
+    assert [*text] == ["reproduction"]
+    assert "| [" not in text["reproduction"]
+
+
+def test_what_was_not_run_is_in_no_table(tmp_path, out, monkeypatch) -> None:
+    monkeypatch.setattr("reproduction.tables.write", lambda *_, **__: None)  # figures, which take seconds
+    text = pages(out, tmp_path, {"evaluation.source": ["x"]})
+    assert "| RandPos |" not in text["passkey"]
+    assert "Not run: no training, full-length, RandPos." in text["passkey"]
+    assert "Not run: linear, 16x." in text["passkey"]
+    assert "RandPos" not in text["reproduction"]
 
 
 def test_an_archive_gives_back_what_was_packed_without_paths(tmp_path, out, monkeypatch) -> None:
