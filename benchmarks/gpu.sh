@@ -2,6 +2,8 @@
 # The measurements that need a GPU, in parts of at most ten minutes each. A part goes on from what lies in FOLDER.
 #
 #     benchmarks/gpu.sh rate  [FOLDER]    operations a second of a large bf16 matrix product: seconds
+#     benchmarks/gpu.sh smollm2 [FOLDER]  SmolLM2-135M to 32k and 128k under the fitted interpolation, PoSE and its no-skip
+#                                         control, three seeds; TEXT and EVAL are folders, EVAL/books and EVAL/reports
 #     benchmarks/gpu.sh plan  [FOLDER]    memory and speed at LLaMA-7B's shape, beside what `skipwise plan` says
 #     benchmarks/gpu.sh base  [FOLDER]    a Llama of 102 million parameters, window 2k, trained from nothing
 #     benchmarks/gpu.sh arms  [FOLDER]    PoSE, its no-skip control and full-length from that base to 16k, three seeds
@@ -13,7 +15,7 @@
 # windows of 2k tokens in a step; DOCUMENTS=4 how many of each text are read. TINY=1 runs every part in small on a CPU.
 set -euo pipefail
 
-part=${1:?rate, plan, base, arms or table}
+part=${1:?rate, smollm2, plan, base, arms or table}
 folder=$(realpath -m "${2:-runs/gpu}")
 python=${PYTHON:-python3}
 text=${TEXT:-stdlib}
@@ -57,6 +59,14 @@ print(f"{2 * 10 * size**3 / (time.perf_counter() - began) / 1e12:.1f} TFLOP/s in
 PYTHON
 }
 
+smollm2() {
+    local runs='pose-fit-0 no_skip-fit-0 pose-fit-1 no_skip-fit-1 pose-fit-2 no_skip-fit-2'
+    for target in 32k 128k; do
+        bounded env TARGET=$target LENGTHS=8k,$target MICRO=$micro RUNS="${RUNS:-$runs}" SKIPWISE="$python -m skipwise" \
+            benchmarks/smollm2.sh "$text" "${EVAL:?a folder with books/ and reports/}" "$folder/smollm2-$target"
+    done
+}
+
 plan() {
     [ -e "$folder/rate.txt" ] || rate
     bounded "$python" -m benchmarks.plan_accuracy --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl" >/dev/null
@@ -93,8 +103,8 @@ table() {
 }
 
 case $part in
-rate | plan | base | arms) "$part" ;;
+rate | smollm2 | plan | base | arms) "$part" ;;
 table) ;;
-*) echo "no part $part: rate, plan, base, arms or table" && exit 2 ;;
+*) echo "no part $part: rate, smollm2, plan, base, arms or table" && exit 2 ;;
 esac
 table
