@@ -36,8 +36,8 @@ _PLACES = 8  # at each depth
 COMPARED = 20  # likeliest tokens of the reference at each place
 TOLERANCE = 2e-4  # of the mean difference at each depth, in nats
 _MOST = 1e-2  # nats; a wrong RoPE moves them by 0.03 or more
-# llama.cpp's CPU code has GELU as a table of float16 numbers, so it differs more even with float32 weights.
-GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
+# llama.cpp's CPU code has GELU as a table of float16 numbers, so it differs more even with float32 weights: Gemma 3 by 2e-3.
+GGUF_TOLERANCES = {"f32": 5e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
 # Tokens of prose and code must be equal. Pre-tokenizers differ on the third text: rare white space, signs and scripts.
 TEXTS = (
     "The captain's log, year 1984: it's 12345678 miles (or 3.14159 x 10^9), they'll say; WE'VE SEEN IT, haven't we?\n"
@@ -195,7 +195,7 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
     """Compare engines with this environment's transformers on at most ``length`` tokens; llama.cpp reads an f32 file.
 
-    Some networks differ more between engines (Gemma 3: 2e-3 nats), so an engine may differ by 1.5 times its difference on the base.
+    Some networks differ more between engines, so an engine may differ by 1.5 times its difference on the base.
     """
     from skipwise.engines.export import write_gguf  # which imports this module
 

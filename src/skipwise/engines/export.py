@@ -59,7 +59,6 @@ _PRE_TOKENIZERS = (
 )  # fmt: skip
 
 Prove = Callable[[Path, float], None]  # of a file, with a tolerance in nats
-_TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers
 _LONGEST = 2048  # tokens that are compared
 
 
@@ -329,5 +328,5 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
         with TemporaryDirectory(dir=out.parent) as work:
             rewrite(source.reader, again := Path(work) / file.name, float32, gguf.LlamaFileType.ALL_F32)
             reference = engine_here("transformers").answer(request)
-            _require_agreement(reference, request, console, again, _TOLERANCE)
+            _require_agreement(reference, request, console, again, GGUF_TOLERANCES["f32"])
     return out
