@@ -83,8 +83,10 @@ class Reader:
     def begin(self, prompt: list[int], draft: list[int]) -> list[int]:
         """Prefill: return the greedy ids after ``prompt`` that agree with ``draft``, and one more.
 
-        The draft is read with the prompt, as in speculative decoding (Leviathan et al., 2023).
+        The draft is read with the prompt, as in speculative decoding (Leviathan et al., 2023). A cache that cannot be cropped
+        takes none: after a wrong draft the whole prompt would be read again.
         """
+        draft = draft if self.goes_back else []
         common = _agreeing(self._ids, prompt[:-1])  # at least one id is left to read
         self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
