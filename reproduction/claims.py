@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reproduction.scores import Scores
 
 Rows = Mapping[str, "Scores"]
-Judged = tuple[bool, str] | None  # whether the claim holds, and its worst place; None where it was not measured
+Judged = tuple[bool | None, str] | None  # whether the claim holds, and its worst place; None where it was not measured
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Finding:
     """A claim and its verdict."""
 
     rule: str  # the claim in words
-    holds: bool
+    holds: bool | None  # None: undecided
     worst: str  # the length or text at which it holds least, with its figures
 
     @property
     def verdict(self) -> str:
-        """``holds``, or ``does not hold`` in bold."""
-        return "holds" if self.holds else "**does not hold**"
+        """``holds``, ``does not hold`` in bold, or ``undecided``."""
+        return "undecided" if self.holds is None else "holds" if self.holds else "**does not hold**"
 
     def __str__(self) -> str:
         """Return a line of Markdown."""
@@ -115,7 +115,10 @@ class Finds:
 
 @dataclass(frozen=True)
 class FindsMore:
-    """At the target ``row`` finds more passkeys than ``other``: the 95% interval of the difference lies above 0."""
+    """At the target ``row`` finds more passkeys than ``other``: the 95% interval of the difference lies above 0.
+
+    Undecided where the interval includes 0.
+    """
 
     row: str
     other: str
@@ -142,7 +145,8 @@ class FindsMore:
             apart, over = paired, "over the prompts, which both were asked"
         found = " against ".join(", ".join(map(format_share, seeds)) for seeds in shares)
         points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
-        return apart.low > 0, f"{found} at {target:,}; difference {points}, 95% interval {over}"
+        holds = None if apart.low <= 0 <= apart.high else apart.low > 0
+        return holds, f"{found} at {target:,}; difference {points}, 95% interval {over}"
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _perplexity_table(block: Block, rows: Rows, text: str, original: int) -> str
     published = block.published.get(source, {})
     places = {window: _place(block, window, original) for window in windows if published}
     known = {window: place for window, place in places.items() if place is not None}
-    head = [f"perplexity, {text}", *map(format_length, windows), *(f"{source} {n // original}x" for n in known)]
+    head = [f"perplexity, {text}", *map(format_length, windows), *(f"paper, {source} {n // original}x" for n in known)]
     lines = []
     for label, row in rows.items():
         reported = [format_reported(published.get(label, ()), place) for place in known.values()]

@@ -30,6 +30,9 @@ ORDER = {"a": sliding(12.0, 10.0, 99.0), "b": sliding(10.0, 20.0, 10.0)}
 FOUND = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
 
 
+UNDECIDED = "undecided"
+
+
 @pytest.mark.parametrize(
     ("claim", "scores", "holds"),
     [
@@ -49,12 +52,14 @@ FOUND = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
         (Keeps("a", "b", loss=0.2, accuracy=0.02), KEPT, True),
         # Of one seed both were asked the same prompts, so it matters which were answered; of several, models are the sample.
         (FindsMore("a", "b"), {"a": answered(range(28)), "b": answered(range(20))}, True),
-        (FindsMore("a", "b"), {"a": answered(range(28)), "b": answered(range(30, 50))}, False),
-        (FindsMore("a", "b"), {"a": answered(range(46), range(47)), "b": answered(range(37), range(47))}, False),
-        (FindsMore("a", "b"), {"a": answered(range(50), range(49)), "b": answered(range(49), range(48))}, False),
+        (FindsMore("b", "a"), {"a": answered(range(28)), "b": answered(range(20))}, False),
+        (FindsMore("a", "b"), {"a": answered(range(28)), "b": answered(range(30, 50))}, UNDECIDED),
+        (FindsMore("a", "b"), {"a": answered(range(46), range(47)), "b": answered(range(37), range(47))}, UNDECIDED),
+        (FindsMore("a", "b"), {"a": answered(range(50), range(49)), "b": answered(range(49), range(48))}, UNDECIDED),
     ],
 )
 def test_a_claim_is_judged_where_it_holds_least_up_to_the_target(claim, scores, holds) -> None:
     original = 512 if isinstance(claim, Keeps) else 256
     finding = judge(claim, scores, original, 512)
-    assert (finding and finding.holds) is holds
+    verdicts = {True: "holds", False: "**does not hold**", UNDECIDED: "undecided", None: None}
+    assert (finding and finding.verdict) == verdicts[holds]
