@@ -35,7 +35,7 @@ for seed in ${SEEDS:-0 1}; do
             --set evaluation.models="$models" --set evaluation.source="[$eval/books, $eval/reports]" \
             --set evaluation.documents="${DOCUMENTS:-2}" --set 'evaluation.windows=[128k]' \
             --set evaluation.tokens_per_document=128k --set evaluation.tasks='[passkey, keys]' \
-            --set evaluation.num_prompts="${PROMPTS:-10}" --set 'evaluation.prompt_lengths=[32k, 64k, 128k]' \
+            --set evaluation.num_prompts="${PROMPTS:-10}" --set 'evaluation.prompt_lengths=[8k, 32k, 64k, 128k]' \
             --out "$run" "${resume[@]}" 2>&1 | tee -a "$run.log"
     done
 done
