@@ -368,11 +368,11 @@ def too_long(
     part = max(parts, key=lambda part: part.length * each[part.scored], default=None)
     if part is None or (needed := weights + part.length * each[part.scored]) <= memory:
         return ""
+    way = "a larger GPU" if four_bits else "evaluation.load_in_4bit=true or a larger GPU"
     if weights > memory:
-        way = "a larger GPU" if four_bits else "evaluation.load_in_4bit=true or a larger GPU"
         return f"the weights take {weights / 1e9:,.1f} GB, and there are {memory / 1e9:,.1f} GB; choose {way}"
     most = int((memory - weights) // each[part.scored])
     return (
         f"{part} take {needed / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} tokens may fit. Lower "
-        f"{'evaluation.windows' if part.scored else 'evaluation.prompt_lengths'} (--lengths), or use a larger GPU"
+        f"{'evaluation.windows' if part.scored else 'evaluation.prompt_lengths'} (--lengths of evaluate), or choose {way}"
     )
