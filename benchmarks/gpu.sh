@@ -12,7 +12,7 @@
 # It needs the checkout, a Python with skipwise's packages (PYTHON=python3) and a GPU. TEXT is what is trained on: a file or
 # folder, by default the standard library of that Python. EVAL are texts to measure on, separated by spaces; by default
 # the documents of TEXT that are held out. BASE_STEPS=1200, STEPS=120 and WINDOWS=64 are the base's steps, the arms', and the
-# windows of 2k tokens in a step; DOCUMENTS=4 how many of each text are read. TINY=1 runs every part in small on a CPU.
+# windows of 2k tokens in a step; DOCUMENTS=4 how many of each text are read. TINY=1 runs every part but smollm2 in small on a CPU.
 set -euo pipefail
 
 part=${1:?rate, smollm2, plan, base, arms or table}

@@ -142,7 +142,7 @@ class FindsMore:
             )
             if (paired := share_difference(*answers)) is None:
                 return None
-            apart, over = paired, "over the prompts, which both were asked"
+            apart, over = paired, "over the prompts, the same for both"
         found = " against ".join(", ".join(map(format_share, seeds)) for seeds in shares)
         points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
         holds = None if apart.low <= 0 <= apart.high else apart.low > 0

@@ -69,7 +69,10 @@ def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:
         text, findings = exhibit_page(EXHIBITS[name], runs, out, folder / "figures")
         page = folder / f"{name}.md"
         link = f"[{name}]({Path(os.path.relpath(page, index.parent)).as_posix()})" if text else name
-        page.write_text(text, encoding="utf-8") if text else page.unlink(missing_ok=True)
+        if text:
+            page.write_text(text, encoding="utf-8")
+        else:
+            page.unlink(missing_ok=True)
         lines += [
             [link, "our control" if "no skips" in line[0] else EXHIBITS[name].source, *line]
             for line in _scores(findings)

@@ -90,7 +90,8 @@ def _figure(exhibit: Exhibit, block: Block, rows: Rows, text: str, original: int
     elif exhibit.show == "passkey":
         title, axis = "Passkeys found (%)", ("prompt (tokens)", "found (% of prompts)")
         shares = {
-            label: {n: [f / all_ for f, all_ in seeds] for n, seeds in row.hits.items()} for label, row in rows.items()
+            label: {n: [found / prompts for found, prompts in seeds] for n, seeds in row.hits.items()}
+            for label, row in rows.items()
         }
         curves = {label: {n: seeds_interval(v).times(100) for n, v in by.items()} for label, by in shares.items()}
     elif exhibit.show == "costs":

@@ -71,11 +71,11 @@ def test_every_token_scores_what_one_forward_scores(model, evaluation):
     documents, steps = documents_of(lengths), []
     for document in documents:
         document[:1] = BOS if begun else document[:1]
-    few, logits_of = (
-        patch.object(perplexity, "_FEWEST_ROWS", 1),
+    with (
+        patch.dict(perplexity._PER_BATCH, cpu=fed),
         patch.dict(perplexity._LOGITS, cpu=logits * VOCABULARY),
-    )
-    with patch.dict(perplexity._PER_BATCH, cpu=fed), few, logits_of:
+        patch.object(perplexity, "_FEWEST_ROWS", 1),
+    ):
         scores = list(sliding_scores(model, documents, window=window, stride=stride, on_progress=steps.append))
     assert sum(steps) == fed_tokens(documents, window, stride)
     assert len(scores) == len(documents)
