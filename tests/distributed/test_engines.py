@@ -1,7 +1,7 @@
 """Two processes against one by the real command: the same global batch, the same losses, a stock checkpoint.
 
-DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compiler, which builds its operators once:
-``make test-distributed``. FSDP needs GPUs; here it is refused.
+DDP runs anywhere, FSDP2 by ``fsdp_on_cpu.py``. ZeRO-3 over gloo needs the deepspeed package and a C++ compiler, which builds
+its operators once: ``make test-distributed``.
 """
 
 import os
@@ -21,6 +21,7 @@ from skipwise.results.records import TrainingRecord, read_records
 from tests.tiny import checkpoint, corpus
 
 STEPS = 20
+ON_CPU = Path(__file__).with_name("fsdp_on_cpu.py")
 SETTINGS = {
     "target": 512,
     "data.held_out": 0.3,
@@ -38,6 +39,7 @@ SETTINGS = {
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed")
 zero3 = pytest.param(["--launch", "zero3", "--processes", "2"], marks=needs_deepspeed, id="zero3")
 ddp = pytest.param(["--launch", "ddp", "--processes", "2"], id="ddp")
+fsdp = pytest.param(["--launch", "fsdp"], id="fsdp")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def start(files: tuple[Path, Path], out: Path, *words: str, **changes: object) -> subprocess.Popen:
-    command = [sys.executable, "-m", "skipwise", "extend", str(files[0]), "--data", str(files[1])]
+    command = [sys.executable, "-m", "skipwise"]
+    if "fsdp" in words:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ON_CPU)]
+    command += ["extend", str(files[0]), "--data", str(files[1])]
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -95,7 +100,7 @@ def test_two_processes_that_offload_train_as_one_does(files, alone, tmp_path) ->
     train_as_alone(files, alone, tmp_path / "two", ["--launch", "zero3-offload", "--processes", "2"])
 
 
-@pytest.mark.parametrize("words", [ddp, zero3])
+@pytest.mark.parametrize("words", [ddp, fsdp, zero3])
 def test_lora_trains_in_two_processes_as_in_one(files, tmp_path, words) -> None:
     saved = {"lora.modules_to_save": "[embeddings, norms, lm_head]"}
     for name, more in (("one", []), ("two", words)):
@@ -107,7 +112,7 @@ def test_lora_trains_in_two_processes_as_in_one(files, tmp_path, words) -> None:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("words", [ddp, zero3])
+@pytest.mark.parametrize("words", [ddp, fsdp, zero3])
 def test_two_processes_train_as_one_does_and_go_on_after_a_stop(files, alone, tmp_path, words) -> None:
     out = tmp_path / "two"
     train_as_alone(files, alone, out, words)

@@ -55,6 +55,7 @@ def load_model(
     device: torch.device | str = "cpu",
     four_bits: bool = False,
     merge: bool = True,
+    empty: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
     """Load a causal model, unchanged or with an interpolation in its config.
@@ -71,6 +72,7 @@ def load_model(
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
+        empty: read no weights; under FSDP another process sends them.
         attn_implementation: attention of transformers, as "flash_attention_2"; default: its choice.
 
     Raises:
@@ -100,12 +102,17 @@ def load_model(
                 f"{MANIFEST} to use it on this base"
             )
     settings = lora.four_bit_settings(dtype, device) if four_bits else {}
+    if empty:
+        settings["device_map"] = "meta"
     if attn_implementation:
         settings["attn_implementation"] = attn_implementation
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
     if base:
         model = lora.load_adapter(model, folder, merge=merge)
-    if not four_bits:
+    if empty:  # memory that nothing has written to takes no room, and accelerate knows weights by their address
+        model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+        model.tie_weights()
+    elif not four_bits:
         torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)

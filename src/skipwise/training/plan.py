@@ -238,25 +238,38 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     device, moments = default_device(), OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
     if rules:
         held = 0.5 if rules.load_in_4bit else dtype_of(choose_precision(training.precision, device)).itemsize
-        fix, checkpoint, merged = "lora.load_in_4bit=true, or a smaller model", 0.0, 4 * (rules.save_as == "merged")
+        fix = "lora.load_in_4bit=true, or a smaller model"
     else:
-        held, checkpoint, merged = 8 + moments, 4 + moments, 0
-        fix = "--lora, a smaller model, or several GPUs (--launch zero3)"
-    model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize
-    saved = math.ceil(training.max_steps / training.save_steps)
-    kept = training.save_total_limit + recipe.evaluation.save_best
-    written = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
+        held, fix = 8 + moments, "--lora, a smaller model, or several GPUs (--launch zero3)"
     needs: list[tuple[str, float, int | None, str]] = []  # bytes per parameter, and bytes there
     if not several:
         needs.append((f"training {recipe.model} in memory", held, machine_memory(device), fix))
+        merged = 4 if rules and rules.save_as == "merged" else 0
         needs.append(("merging LoRA", merged, machine_memory(torch.device("cpu")), "lora.save_as=adapter"))
     if folder is not None:
         parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         free = shutil.disk_usage(parent).free
-        needs.append((f"checkpoints and model in {folder}", written, free, "training.save_total_limit=1, or make room"))
+        needs.append(
+            (
+                f"checkpoints and model in {folder}",
+                disk_bytes(recipe),
+                free,
+                "training.save_total_limit=1, or make room",
+            )
+        )
     for what, each, available, fix in needs:
         if available is not None and (needed := int(each * parameters)) > available:
             raise RunError(f"{what} takes {decimal(needed)} or more, and {decimal(available)} are there; choose {fix}")
+
+
+def disk_bytes(recipe: Recipe) -> float:
+    """Return the most bytes per parameter that a run has on disk: checkpoints and the model."""
+    training, rules = recipe.training, recipe.lora
+    checkpoint = 0.0 if rules else 4 + OPTIMIZER_BYTES.get(training.optim, (0.0, 0.0))[0]
+    model = 0 if rules and rules.save_as == "adapter" else getattr(torch, training.save_dtype).itemsize
+    saved = math.ceil(training.max_steps / training.save_steps)
+    kept = training.save_total_limit + recipe.evaluation.save_best
+    return max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
 
 
 def print_plan(run: PreparedRun, console: Console) -> None:
@@ -378,6 +391,13 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.mfu:.0%} of "
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--mfu). Short windows may reach less: 12% with LoRA and 20% with all "
         f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
+    )
+    memory = (
+        4 * cost.parameters if gpus > 1 or (recipe.lora and recipe.lora.save_as == "merged") else 0
+    )  # a whole model
+    also = f", and {_bytes(memory)} of the machine's memory" if memory else ""
+    console.print(
+        f"It also needs {_bytes(disk_bytes(recipe) * cost.parameters)} of disk for checkpoints and model{also}."
     )
     optim = recipe.training.optim
     if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in _ADAMW):

@@ -124,11 +124,15 @@ def together(*, rank_0_first: bool = False) -> Iterator[None]:
         raise TrainingError(failed[0])
 
 
-def join_deepspeed() -> None:
-    """Let DeepSpeed find the processes before it partitions weights."""
+def load_in_shards() -> bool:
+    """Let one process of a machine read weights, for its engine to divide; return False in the others under FSDP."""
+    if engine() == "fsdp":
+        os.environ["ACCELERATE_USE_FSDP"] = "true"  # transformers then computes the buffers of empty models
+        return _state().is_local_main_process
     import deepspeed
 
     deepspeed.init_distributed(verbose=False)
+    return True
 
 
 def finish() -> None:

@@ -164,23 +164,25 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
 def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
     """Load the interpolated model for training, and prove that its chunks attend to each other.
 
-    Under ZeRO-3 each process keeps its part of each weight that rank 0 reads, so two layers with drawn weights are probed.
+    Of shards rank 0 alone reads the weights, and each process keeps its part, so two layers with drawn weights are probed.
     """
     recipe, rules = prepared.recipe, prepared.recipe.lora
     precision, target = prepared.precision, prepared.extension.target_length
-    partitioned = processes.sharding() == "zero3"
+    engine, four_bits = processes.sharding(), rules is not None and rules.load_in_4bit
+    partitioned, reads = engine == "zero3" or (engine == "fsdp" and not four_bits), True
     if partitioned:
         sample = two_layers(prepared.config, prepared.extension, prepared.device, recipe.attn_implementation)
         probe = probe_connectivity(sample, target, precision=precision)
-        processes.join_deepspeed()
+        reads = processes.load_in_shards()
     # While these exist, transformers partitions the weights as it reads them.
     settings = training_arguments(recipe.training, RUNS, recipe.seed) if partitioned else None
     model = load_model(
         recipe.model,
         prepared.extension,
         dtype=prepared.base_dtype,
-        device=prepared.device,
-        four_bits=rules is not None and rules.load_in_4bit,
+        device="cpu" if partitioned and engine == "fsdp" else prepared.device,
+        four_bits=four_bits,
+        empty=not reads,
         attn_implementation=recipe.attn_implementation,
     )
     if rules is not None:

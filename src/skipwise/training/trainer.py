@@ -166,8 +166,8 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids, mask, net = inputs["input_ids"], inputs["attention_mask"], cast(PreTrainedModel, self.model)
-        if self._sliced is None:  # slices need plain logits; Liger has its own loss, and FSDP was not tried
-            other = self.is_fsdp_enabled or self.label_smoother is not None or self.args.use_liger_kernel
+        if self._sliced is None:  # slices need plain logits, and Liger has its own loss
+            other = self.label_smoother is not None or self.args.use_liger_kernel
             worth = worth_chunking(ids.numel(), net.config.get_text_config().vocab_size, net.device.type)
             self._sliced = not other and worth and can_be_sliced(net)
         sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
